@@ -1,0 +1,35 @@
+"""Errors of the engine.
+
+    EngineError
+    ├── InvalidStateError   a call that the context's state does not allow
+    ├── ContextLost         the engine that held the context is gone; rebuild it
+    ├── CapacityError       no room for the context (tokens or slots)
+    ├── NotSupportedError   this engine does not have the capability
+    └── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
+"""
+
+from infra.errors import ParlError
+
+
+class EngineError(ParlError, RuntimeError):
+    """Base class."""
+
+
+class InvalidStateError(EngineError):
+    """The context exists but may not do this now (for example: step while a step is running)."""
+
+
+class ContextLost(EngineError):
+    """The context is unknown to this engine, usually because the engine restarted."""
+
+
+class CapacityError(EngineError):
+    """The request does not fit: ``max_context`` or the KV block pool would overflow."""
+
+
+class NotSupportedError(EngineError, NotImplementedError):
+    """The engine declares in ``info()`` that it lacks this capability."""
+
+
+class WeightsError(EngineError, ValueError):
+    """A weight set failed its checksum, version or shape check; the old weights stay active."""

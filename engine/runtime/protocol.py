@@ -1,0 +1,77 @@
+"""MRI: the one door between PARL and whatever runs the policy.
+
+Every call that may cross a process is a coroutine: thousands of episodes share one event loop, so
+none may block it. Calls for one context must not overlap (InvalidStateError); calls for different
+contexts may, from any thread or loop, and concurrent ``forward_step`` calls share one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from engine.runtime.types import (
+    ContextId,
+    ContextPolicy,
+    EngineInfo,
+    EvictResult,
+    EvictSelector,
+    KVSummary,
+    StepRequest,
+    StepResult,
+    WeightSet,
+)
+
+MRI_VERSION = "1.1"
+
+
+@runtime_checkable
+class ModelRuntime(Protocol):
+    """An engine. Errors: engine.errors (InvalidStateError, ContextLost, CapacityError, ...)."""
+
+    async def init_context(
+        self, token_ids: Sequence[int], policy: ContextPolicy, media: Sequence[Any] = ()
+    ) -> ContextId:
+        """Create a context holding ``token_ids`` (non-empty). Prefill may be lazy."""
+        ...
+
+    async def append(
+        self, ctx: ContextId, token_ids: Sequence[int], media: Sequence[Any] = ()
+    ) -> None:
+        """Add tokens the policy did not sample (observations, headers)."""
+        ...
+
+    async def forward_step(self, request: StepRequest) -> StepResult:
+        """Sample tokens; they become part of the context."""
+        ...
+
+    async def cancel(self, ctx: ContextId) -> None:
+        """End a running step with finish="cancelled"; no-op when idle."""
+        ...
+
+    async def get_kv_summary(self, ctx: ContextId) -> KVSummary:
+        """Account of what is kept. Only when the context is idle."""
+        ...
+
+    async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:
+        """Drop whole blocks; a later step recomputes or does without them, as policy.kv says."""
+        ...
+
+    async def fork(self, ctx: ContextId, policy: ContextPolicy | None = None) -> ContextId:
+        """A new context with the same tokens; full KV blocks are shared. ``policy`` may replace
+        the parent's (a group's samples differ in ``draw``)."""
+        ...
+
+    async def release(self, ctx: ContextId) -> None:
+        """Free the context. Releasing an unknown context is a no-op (it may have died)."""
+        ...
+
+    async def load_weights(self, weights: WeightSet) -> int:
+        """Verify and swap atomically at a step boundary; returns the active version.
+
+        WeightsError leaves the old weights active. KV of live contexts is recomputed by the next
+        step with the new weights.
+        """
+        ...
+
+    async def info(self) -> EngineInfo: ...

@@ -1,0 +1,146 @@
+"""Plain values of the Model Runtime Interface (MRI): picklable, no torch, no Ray.
+
+Positions count tokens of one context from 0. Arrays are numpy: ids int32, logprobs float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NewType
+
+import numpy as np
+
+ContextId = NewType("ContextId", str)
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKey:
+    """Names a stream of random draws: u = Philox(run_seed, round, task, sample, stream, position).
+
+    ``position`` is the index of the drawn token in its context, so a draw never depends on worker,
+    attempt or call order (house 4.7). All fields are non-negative; run_seed < 2**64, the others
+    < 2**32 (stream < 2**16).
+    """
+
+    run_seed: int
+    round: int = 0
+    task: int = 0
+    sample: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPolicy:
+    """How one context is served. ``draw=None`` means greedy or engine-seeded sampling."""
+
+    kv: Literal["full", "tiered"] = "full"
+    summaries: bool = False
+    priority: int = 0
+    rate_class: str = "default"
+    deterministic: bool = False
+    draw: DrawKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature 0 = greedy; logprobs are always those of the distribution really sampled."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """Generate up to ``max_new_tokens`` ids, ending after the first id in ``stop_ids``."""
+
+    ctx: ContextId
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced. The stop id, if one ended the step, is the last of ``token_ids``.
+
+    ``experts``: int16 [n, num_moe_layers, top_k], routed experts of the n positions
+    [experts_start, experts_start + n) that were computed since this context last reported (the
+    prompt included, also after ``fork``). The last sampled token has not been fed yet, so
+    concatenating all reports covers positions 0 .. len(context) - 2. None for dense models.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    finish: FinishReason
+    weight_version: int
+    start: int
+    experts: np.ndarray | None = None
+    experts_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVSummary:
+    """What the engine keeps for a context: counts are tokens, ``vectors`` are cold summaries."""
+
+    num_tokens: int
+    num_hot: int
+    num_warm: int
+    num_cold: int
+    kv_bytes: int
+    vectors: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvictSelector:
+    """Tokens [start, end) to drop; engines round outward to whole blocks."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictResult:
+    """Blocks really evicted as token ranges. ``confirmed`` is the MRI 1.1 field."""
+
+    evicted: tuple[tuple[int, int], ...]
+    freed_bytes: int
+    confirmed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WeightManifest:
+    """Identity of one policy version: sha256 per tensor over its little-endian bytes.
+
+    ``checksum`` is the sha256 over the sorted ``name:digest`` lines and names the whole set.
+    """
+
+    version: int
+    checksum: str
+    tensors: dict[str, str]
+    model_config: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSet:
+    """Weights with their manifest; includes the router selection bias (a buffer)."""
+
+    manifest: WeightManifest
+    tensors: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Capabilities and state; ``weight_version`` is -1 until weights are loaded."""
+
+    engine: str
+    mri_version: str
+    weight_version: int
+    weight_checksum: str
+    max_context: int
+    vocab_size: int
+    capabilities: frozenset[str] = frozenset()
+    num_contexts: int = 0
+    kv_bytes_used: int = 0
+    kv_bytes_total: int = 0
