@@ -1,0 +1,129 @@
+"""Everything a run is made of, as one TOML file. Sections of other rooms live in those rooms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from engine.config import EngineConfig
+from engine.model.config import ModelConfig
+from infra.config import ConfigModel
+from parl.learner.config import LearnerConfig
+from reward_models.config import RewardConfig
+
+
+class RunSection(ConfigModel):
+    name: str = "run"
+    """Names the run folder and the ledger row; a run id is name plus a number."""
+    seed: int = Field(0, ge=0)
+    dir: str = "runs"
+    """Parent of run folders."""
+    ledger: str = ""
+    """SQLAlchemy URL; empty = sqlite ledger.db in the run folder."""
+    durable: bool = False
+    """fsync every ledger transaction (power loss); a killed process loses nothing either way."""
+    metrics_port: int | None = None
+    """Serve Prometheus metrics here; None = off, 0 = any free port."""
+
+
+class TasksSection(ConfigModel):
+    family: str = "lookup_calc"
+    mix: dict[str, float] = {"lookup": 0.5, "add": 0.5}
+    """Share of each task type; a round takes round(share * num_prompts) prompts of each."""
+
+
+class ChatSection(ConfigModel):
+    words: tuple[str, ...] = ()
+    """Whole strings that get a token of their own beside bytes and markers."""
+    declare_tools: Literal["json", "names", "none"] = "json"
+    system: str | None = None
+
+
+class RolloutSection(ConfigModel):
+    num_prompts: int = Field(16, ge=1)
+    """Prompts (groups) a round."""
+    num_samples: int = Field(8, ge=2)
+    """Episodes a prompt: K of the group baseline."""
+    temperature: float = Field(1.0, ge=0)
+    max_turns: int = Field(8, ge=1)
+    max_tokens: int = Field(160, ge=1)
+    """Sampled tokens an episode, over all turns."""
+    max_tokens_per_turn: int = Field(64, ge=1)
+    episode_timeout_s: float = 120.0
+    round_timeout_s: float = 600.0
+    max_attempts: int = Field(5, ge=1)
+    """Tries of one episode when the infrastructure fails; then the round stops with the cause."""
+
+
+class SandboxSection(ConfigModel):
+    level: Literal["auto", "A", "B", "C"] = "auto"
+    """auto = the best of A and B that works here; C (no isolation) also needs unsafe_local."""
+    unsafe_local: bool = False
+    pool_size: int = Field(24, ge=1)
+    """Warm boxes per rollout worker."""
+    call_timeout_s: float = 10.0
+
+
+class WarmStartSection(ConfigModel):
+    """Supervised start from oracle transcripts: clean ones first, then sloppy ones."""
+
+    clean_steps: int = Field(60, ge=0)
+    sloppy_steps: int = Field(100, ge=0)
+    batch_size: int = Field(64, ge=1)
+    sloppy_share: float = Field(0.9, ge=0, le=1)
+    """Share of sloppy transcripts in the second part."""
+    filler: float = Field(0.7, ge=0, le=1)
+    """A sloppy transcript thinks aloud before a call with this probability."""
+    redundant: float = Field(0.4, ge=0, le=1)
+    """... asks again for something it knows with this probability."""
+    guess: float = Field(0.3, ge=0, le=1)
+    """... answers too early with a guess with this probability."""
+    muon_lr: float = 0.015
+    adamw_lr: float = 3e-3
+    decay_share: float = Field(0.4, ge=0, le=1)
+    """Linear decay to zero over this last share of all steps."""
+
+
+class RoundsSection(ConfigModel):
+    num_rounds: int = Field(60, ge=0)
+    eval_episodes: int = Field(512, ge=0)
+    """Held-out episodes before and after the rounds; 0 = no evaluation."""
+    checkpoint_every: int = Field(5, ge=1)
+    """Rounds between checkpoints; those in between are replayed from the ledger on resume."""
+    permute_rewards: bool = False
+    """Control experiment: shuffle rewards inside each group before advantages."""
+    advantage: str = "group_mean"
+
+
+class RaySection(ConfigModel):
+    address: str = ""
+    """Empty = start a local cluster; else an address Ray understands ("auto", host:port)."""
+    num_cpus: int | None = None
+    num_runners: int = Field(2, ge=1)
+    cpus_per_runner: float = Field(0.25, ge=0)
+    num_engines: int = Field(1, ge=1)
+    cpus_per_engine: float = Field(0.5, ge=0)
+    num_learners: int = Field(0, ge=0)
+    """0 = the learner lives in the driver process."""
+    engine_threads: int = Field(1, ge=1)
+    learner_threads: int = Field(1, ge=1)
+
+
+class RunConfig(ConfigModel):
+    """``parl rl run --config FILE --set a.b=c``."""
+
+    run: RunSection = RunSection()
+    backend: Literal["ray", "local"] = "ray"
+    """local = everything in this process (debugging, tests)."""
+    tasks: TasksSection = TasksSection()
+    chat: ChatSection = ChatSection()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    sandbox: SandboxSection = SandboxSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    warm_start: WarmStartSection = WarmStartSection()
+    rounds: RoundsSection = RoundsSection()
+    ray: RaySection = RaySection()
