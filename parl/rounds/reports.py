@@ -1,4 +1,4 @@
-"""What a round and an evaluation say about themselves: plain values for progress and the ledger.
+"""What a round and an evaluation say about themselves, and who listens: plain values, one protocol.
 
 Rates lie in [0, 1], token counts are policy tokens per episode (T(y) of the reward), times are
 seconds. A type nobody has solved has no tokens per solved task: None, never a made-up number.
@@ -7,6 +7,7 @@ seconds. A type nobody has solved has no tokens per solved task: None, never a m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,37 @@ class EvalReport:
     tokens_per_solved: float | None
     outcomes: dict[str, int] = field(default_factory=dict)
     weight_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a finished experiment hands to whoever watched it."""
+
+    run_id: str
+    run_dir: str
+    before: EvalReport | None
+    after: EvalReport | None
+    num_rounds: int
+    seconds: float
+    """Wall time of this process, from the first phase on (a resumed run counts only its own)."""
+
+
+class Progress(Protocol):
+    """Somebody who watches an experiment. Called from the driver's thread, must not block.
+
+    parl.report.progress has the implementations; the rounds know only this.
+    """
+
+    def phase_started(self, name: str) -> None:
+        """``name``: "warm start", "eval before", "rounds", "eval after"..."""
+        ...
+
+    def warm_step(self, done: int, total: int, loss: float) -> None:
+        """One supervised step; ``loss`` in nats per token."""
+        ...
+
+    def round_done(self, report: RoundReport) -> None: ...
+
+    def eval_done(self, report: EvalReport) -> None: ...
+
+    def finished(self, summary: RunSummary) -> None: ...
