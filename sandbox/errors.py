@@ -1,9 +1,9 @@
 """Errors of the sandbox.
 
-    SandboxError
-    ├── TaskError          task.toml is wrong (user error, exit 2)
-    ├── BackendUnavailable a backend cannot run here (bwrap missing, no user namespaces)
-    └── SandboxLost        the box died or its agent stopped answering: infrastructure, never reward 0
+SandboxError
+├── TaskError          task.toml is wrong (user error, exit 2)
+├── BackendUnavailable a backend cannot run here (bwrap missing, no user namespaces)
+└── SandboxLost        the box died or stopped answering: infrastructure, never reward 0
 """
 
 from infra.errors import ParlError

@@ -1,0 +1,95 @@
+"""InProcessSession: a real Session without a box, for tests of the layers above.
+
+The same tool functions, the same state machine, no isolation at all (level "none"); therefore only
+for task bundles that ship with PARL.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sandbox.backends.base import Level, Reply
+from sandbox.calls.table import ToolTable
+from sandbox.errors import BackendUnavailable, SandboxError, SandboxLost, TaskError
+from sandbox.task import TaskSpec, ToolBundle
+from sandbox.tool_session import ToolSession
+from sandbox.toolkit import TaskModule, ToolError
+
+
+class InProcessBox:
+    """Box protocol over a temporary directory of this process."""
+
+    level = Level.NONE
+    pid = None
+
+    def __init__(self, bundle: ToolBundle) -> None:
+        """BackendUnavailable for a bundle that is not trusted."""
+        if not bundle.trusted:
+            raise BackendUnavailable(
+                f"task bundle {bundle.name!r} is not trusted; an in-process session has no "
+                "isolation: run it in a bubblewrap pool"
+            )
+        self._bundle = bundle
+        self._directory = Path(tempfile.mkdtemp(prefix="parl-inprocess-"))
+        self._tools: TaskModule | None = None
+        self.alive = True
+
+    async def request(self, method: str, params: dict[str, Any], timeout_s: float) -> Reply:
+        """Run the request here; deadlines cannot be enforced inside one process."""
+        if not self.alive:
+            raise SandboxLost(f"in-process box of {self._bundle.name!r} is closed")
+        try:
+            return Reply(self._answer(method, params))
+        except ToolError as refusal:
+            return Reply(str(refusal), "tool_error")
+        except Exception as error:  # a crash of the task's code is data, as in a real box
+            return Reply(type(error).__name__, "crash")
+
+    def _answer(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "start":
+            self._tools = TaskModule(self._bundle.tools_source, "tools.py")
+            return self._tools.setup(self._directory, params["data"])
+        if method == "verify":
+            return TaskModule(self._bundle.verify_source, "verify.py").verify(
+                params["final_text"], params["end_state"], params["data"]
+            )
+        if self._tools is None:
+            raise SandboxError(f"in-process box: {method} before start")
+        if method == "call":
+            return self._tools.call(self._directory, params["tool"], params["arguments"])
+        if method == "end_state":
+            return self._tools.end_state(self._directory)
+        raise SandboxError(f"in-process box: unknown method {method!r}")
+
+    async def reset(self) -> bool:
+        """Drop the module and empty the directory."""
+        self._tools = None
+        shutil.rmtree(self._directory)
+        self._directory.mkdir()
+        return True
+
+    async def kill(self) -> None:
+        """Remove the directory; idempotent."""
+        self.alive = False
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class InProcessSession(ToolSession):
+    """ToolSession over an InProcessBox of its own."""
+
+    def __init__(self, spec: TaskSpec, bundle: ToolBundle, tools: ToolTable | None = None) -> None:
+        """TaskError if ``bundle`` is not the spec's; BackendUnavailable if it is not trusted."""
+        if spec.bundle != bundle.hash:
+            raise TaskError(
+                f"task {spec.name} needs bundle {spec.bundle[:12]}, got {bundle.hash[:12]} "
+                f"({bundle.name}); load both from the same family"
+            )
+        box = InProcessBox(bundle)
+
+        async def verify(params: dict[str, Any], timeout_s: float) -> Reply:
+            return await box.request("verify", params, timeout_s)
+
+        super().__init__(spec, tools or ToolTable(spec.tools, spec.forbidden_tools), box, verify)

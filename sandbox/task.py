@@ -1,0 +1,271 @@
+"""TaskSpec: one task instance, ready to run; and the loader of a Harbor 1.4 task folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from sandbox.errors import TaskError
+from sandbox.manifest.harbor import Manifest
+from sandbox.manifest.parl_section import ParlSection, ToolSection
+from sandbox.manifest.reading import load_manifest
+from sandbox.tool_schema import tools_from_source
+from sandbox.tool_spec import STRICT, Effect, LoopSpec, PollSpec, ToolSpec
+
+__all__ = [
+    "Effect",
+    "EnvironmentSpec",
+    "Limits",
+    "LoopSpec",
+    "PollSpec",
+    "TaskSpec",
+    "ToolBundle",
+    "ToolSpec",
+    "VerifierSpec",
+    "load_task",
+    "spec_from_manifest",
+]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Limits:
+    """What one episode may use; ``timeout_s`` is the whole episode, the others one turn or call."""
+
+    max_turns: int = 32
+    max_tokens_per_turn: int | None = None
+    timeout_s: float = 600.0
+    call_timeout_s: float = 10.0
+    max_output_bytes: int = 65536
+
+
+@dataclass(frozen=True, config=STRICT)
+class EnvironmentSpec:
+    """The box of the agent. ``data`` is given to ``setup`` of tools.py: the agent may see it."""
+
+    data: dict[str, Any] = Field(default_factory=dict)
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+    cpus: float | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class VerifierSpec:
+    """``data`` (the answer) never enters the agent's box."""
+
+    data: dict[str, Any] = Field(default_factory=dict)
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, config=STRICT)
+class TaskSpec:
+    """One task instance. Equal content, equal ``content_hash``; the code it needs is a ToolBundle.
+
+    ``budget_units``: e.g. {"calls": 3}; ``min_tokens``: fewest sampled tokens of a correct
+    solution; ``bundle``: hash of the ToolBundle this instance belongs to.
+    """
+
+    name: str
+    task_type: str
+    instruction: str
+    tools: tuple[ToolSpec, ...]
+    bundle: str
+    family: str | None = None
+    environment: EnvironmentSpec = EnvironmentSpec()
+    verifier: VerifierSpec = VerifierSpec()
+    budget_units: dict[str, float] = Field(default_factory=dict)
+    min_tokens: int | None = None
+    seed: int = 0
+    limits: Limits = Limits()
+    pass_threshold: float = 1.0
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    forbidden_tools: tuple[str, ...] = ()
+
+    @cached_property
+    def content_hash(self) -> str:
+        """sha256 (64 hex digits) of every field; the ledger's task id."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> TaskSpec:
+        """Inverse of ``to_json``; TaskError if the text is not a TaskSpec."""
+        try:
+            return TypeAdapter(TaskSpec).validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise TaskError(f"task JSON: key {key!r}: {first['msg']}") from error
+
+
+@dataclass(frozen=True, config=STRICT)
+class ToolBundle:
+    """The code of a task family: text of tools/tools.py and tests/verify.py.
+
+    ``trusted`` is set only for code shipped with PARL; anything else needs an isolating backend.
+    """
+
+    name: str
+    tools_source: str
+    verify_source: str
+    trusted: bool = False
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over name and sources."""
+        parts = json.dumps([self.name, self.tools_source, self.verify_source])
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+@dataclass(frozen=True, config=STRICT)
+class LoadedTask:
+    """A task folder in memory."""
+
+    spec: TaskSpec
+    bundle: ToolBundle
+    manifest: Manifest
+
+
+def load_task(folder: Path) -> LoadedTask:
+    """Load a Harbor task folder with ``tools/tools.py`` and ``tests/verify.py``.
+
+    ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's.
+    TaskError names the file, the key and the nearest known key.
+    """
+    manifest = load_manifest(folder / "task.toml")
+    bundle = ToolBundle(
+        name=manifest.task.name,
+        tools_source=_read(folder, "tools/tools.py"),
+        verify_source=_read(folder, "tests/verify.py"),
+    )
+    spec = spec_from_manifest(
+        manifest,
+        bundle,
+        instruction=_read(folder, "instruction.md").strip(),
+        file=str(folder / "task.toml"),
+    )
+    spec = replace(
+        spec,
+        environment=replace(spec.environment, data=_read_data(folder, "environment/data.json")),
+        verifier=replace(spec.verifier, data=_read_data(folder, "tests/data.json")),
+    )
+    return LoadedTask(spec=spec, bundle=bundle, manifest=manifest)
+
+
+def spec_from_manifest(
+    manifest: Manifest, bundle: ToolBundle, *, instruction: str, file: str = "task.toml"
+) -> TaskSpec:
+    """TaskSpec of a manifest and its code, without instance data."""
+    parl = manifest.metadata.parl
+    if parl is None:
+        raise TaskError(f"{file}: no [metadata.parl] table; add it with at least task_type")
+    low, high = parl.reward_range
+    if not low <= parl.pass_threshold <= high:
+        raise TaskError(
+            f"{file}: metadata.parl.pass_threshold = {parl.pass_threshold} is outside "
+            f"reward_range [{low}, {high}]"
+        )
+    environment = manifest.environment
+    if environment.network_mode != "no-network" or environment.allow_internet:
+        raise TaskError(
+            f"{file}: environment.network_mode = {environment.network_mode!r}: PARL's boxes have "
+            "no network; set it to 'no-network'"
+        )
+    return TaskSpec(
+        name=manifest.task.name,
+        task_type=parl.task_type,
+        instruction=instruction,
+        tools=_tools(parl, bundle, file),
+        bundle=bundle.hash,
+        family=parl.family,
+        environment=EnvironmentSpec(
+            memory_mib=environment.memory_mb,
+            disk_mib=environment.storage_mb,
+            cpus=environment.cpus,
+        ),
+        verifier=VerifierSpec(timeout_s=manifest.verifier.timeout_sec),
+        budget_units=dict(parl.budget.units),
+        min_tokens=parl.min_tokens,
+        seed=parl.seed,
+        limits=_limits(parl, manifest.agent.timeout_sec),
+        pass_threshold=parl.pass_threshold,
+        reward_range=(low, high),
+        forbidden_tools=tuple(parl.forbidden_tools),
+    )
+
+
+def _limits(parl: ParlSection, timeout_s: float | None) -> Limits:
+    return Limits(
+        max_turns=parl.budget.max_turns,
+        max_tokens_per_turn=parl.budget.max_tokens_per_turn,
+        timeout_s=600.0 if timeout_s is None else timeout_s,
+        call_timeout_s=parl.budget.call_timeout_s,
+        max_output_bytes=parl.budget.max_output_bytes,
+    )
+
+
+def _tools(parl: ParlSection, bundle: ToolBundle, file: str) -> tuple[ToolSpec, ...]:
+    tools = tools_from_source(bundle.tools_source)
+    names = [tool.name for tool in tools]
+    for key, listed in (("tools", parl.tools), ("forbidden_tools", parl.forbidden_tools)):
+        for name in listed:
+            if name not in names:
+                raise TaskError(
+                    f"{file}: metadata.parl.{key} names {name!r}, which tools.py does not define; "
+                    f"tools: {', '.join(names)}"
+                )
+    return tuple(
+        _overlay(tool, parl.tools[tool.name]) if tool.name in parl.tools else tool for tool in tools
+    )
+
+
+def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
+    poll = section.loop.poll
+    return replace(
+        tool,
+        description=tool.description if section.description is None else section.description,
+        schema=tool.schema if section.parameters is None else section.parameters,
+        effect=section.effect or tool.effect,
+        idempotent=tool.idempotent if section.idempotent is None else section.idempotent,
+        aliases=tuple(section.aliases) or tool.aliases,
+        key_aliases={key: tuple(names) for key, names in section.key_aliases.items()},
+        loop=LoopSpec(
+            poll=PollSpec(poll.min_interval_s, poll.max) if poll else None,
+            cursor_args=tuple(section.loop.cursor_args),
+            ignore_args=tuple(section.loop.ignore_args),
+            ignore_result=tuple(section.loop.ignore_result),
+        ),
+        cache=section.cache,
+        ttl_s=section.ttl_s,
+        rate=section.rate,
+    )
+
+
+def _read(folder: Path, name: str) -> str:
+    path = folder / name
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: a task needs this file as UTF-8 text: {error}") from error
+
+
+def _read_data(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise TaskError(f"{path}: expected a JSON object, found {type(data).__name__}")
+    return data

@@ -1,0 +1,90 @@
+"""What a task's tools.py may import, on the host and in the box. Standard library only.
+
+Inside the box this file is shipped as text and registered under the same name, so that
+``from sandbox.toolkit import ToolError, tool, workdir`` works in both places.
+
+A tools.py holds ``@tool`` functions (arguments by keyword, text back) and may define
+``setup(data)``, which builds the episode's world in ``workdir()``, and ``end_state()``, a JSON
+object that the verifier reads. A verify.py defines ``verify(final_text, end_state, data)`` and
+answers ``{"correctness": float, "reasons": [str, ...]}``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_WORKDIR: contextvars.ContextVar[Path] = contextvars.ContextVar("workdir")
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model, in one line, why the call has no result."""
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    *,
+    effect: str = "read",
+    idempotent: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """Mark a function as callable by the model. The options are read from the syntax tree."""
+
+    def mark(marked: Callable[..., Any]) -> Callable[..., Any]:
+        marked.__dict__["parl_tool"] = {
+            "effect": effect,
+            "idempotent": idempotent,
+            "aliases": aliases,
+        }
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def workdir() -> Path:
+    """The episode's only writable directory; empty before ``setup``."""
+    return _WORKDIR.get()
+
+
+class TaskModule:
+    """A tools.py or verify.py, executed in its own namespace."""
+
+    def __init__(self, source: str, name: str) -> None:
+        """``name`` is what tracebacks show; no file is read."""
+        self._module = types.ModuleType(name)
+        exec(compile(source, f"<{name}>", "exec"), self._module.__dict__)
+
+    def setup(self, workdir: Path, data: dict[str, Any]) -> None:
+        """Build the world; a module without ``setup`` needs none."""
+        function = self._module.__dict__.get("setup")
+        if function is not None:
+            self._run(workdir, function, {"data": data})
+
+    def call(self, workdir: Path, tool: str, arguments: dict[str, Any]) -> str:
+        """Text answer of a tool; whatever it raises comes through."""
+        function = self._module.__dict__.get(tool)
+        if function is None or "parl_tool" not in function.__dict__:
+            raise ToolError(f"{tool} is not a tool of this task")
+        return str(self._run(workdir, function, arguments))
+
+    def end_state(self, workdir: Path) -> dict[str, Any]:
+        """What the verifier may see of the world; {} for a module without ``end_state``."""
+        function = self._module.__dict__.get("end_state")
+        return {} if function is None else self._run(workdir, function, {})
+
+    def verify(self, final_text: str, end_state: dict[str, Any], data: dict[str, Any]) -> Any:
+        """The raw answer of verify.py, not yet checked."""
+        return self._module.__dict__["verify"](
+            final_text=final_text, end_state=end_state, data=data
+        )
+
+    @staticmethod
+    def _run(workdir: Path, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        token = _WORKDIR.set(workdir)
+        try:
+            return function(**arguments)
+        finally:
+            _WORKDIR.reset(token)
