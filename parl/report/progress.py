@@ -1,0 +1,128 @@
+"""Live progress of ``parl rl run``: one plain line a phase, a round, an evaluation.
+
+Implementations of parl.rounds.reports.Progress. Lines are whole and flushed, so they read the same
+in a terminal, a file and a Ray job's log; on a terminal a bar with rate and time left stays below.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from parl.report import words
+from parl.rounds.reports import EvalReport, RoundReport, RunSummary
+
+WARM_LINE_EVERY_S = 5.0
+RATE_WINDOW = 8
+
+
+class PlainProgress:
+    """Writes lines to ``stream``; ``clock`` returns seconds (monotonic)."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._start = clock()
+        self._phase_start = self._start
+        self._last_round_end = self._start
+        self._last_warm_line = -WARM_LINE_EVERY_S
+        self._round_seconds: deque[float] = deque(maxlen=RATE_WINDOW)
+        self._eval_seconds: float | None = None
+
+    def phase_started(self, name: str) -> None:
+        now = self._clock()
+        self._phase_start = self._last_round_end = now
+        self._line(f"== {name} (after {words.duration(now - self._start)})")
+
+    def warm_step(self, done: int, total: int, loss: float) -> None:
+        """Written every few seconds and at the end: a step takes a fraction of a second."""
+        now = self._clock()
+        if done < total and now - self._last_warm_line < WARM_LINE_EVERY_S:
+            return
+        self._last_warm_line = now
+        rate = (now - self._phase_start) / max(done, 1)
+        self._line(
+            f"warm start {done}/{total} | loss {loss:.3f} | {rate:.2f} s/step "
+            f"| left {words.duration(rate * (total - done))}"
+        )
+
+    def round_done(self, report: RoundReport) -> None:
+        now = self._clock()
+        self._round_seconds.append(now - self._last_round_end)
+        self._last_round_end = now
+        self._line(round_line(report, self._round_seconds[-1], self.time_left(report)))
+
+    def eval_done(self, report: EvalReport) -> None:
+        self._eval_seconds = self._clock() - self._phase_start
+        self._line(eval_line(report, self._eval_seconds))
+
+    def finished(self, summary: RunSummary) -> None:
+        self._line(
+            f"== finished {summary.run_id}: {summary.num_rounds} rounds in "
+            f"{words.duration(summary.seconds)} | {summary.run_dir}"
+        )
+
+    def time_left(self, report: RoundReport) -> float | None:
+        """Seconds: remaining rounds at the recent rate, and the last evaluation once more."""
+        if not self._round_seconds:
+            return None
+        per_round = sum(self._round_seconds) / len(self._round_seconds)
+        remaining = report.num_rounds - report.index - 1
+        return per_round * remaining + (self._eval_seconds or 0.0)
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class NoProgress:
+    """Says nothing (library use, tests)."""
+
+    def phase_started(self, name: str) -> None: ...
+
+    def warm_step(self, done: int, total: int, loss: float) -> None: ...
+
+    def round_done(self, report: RoundReport) -> None: ...
+
+    def eval_done(self, report: EvalReport) -> None: ...
+
+    def finished(self, summary: RunSummary) -> None: ...
+
+
+def round_line(report: RoundReport, seconds: float, left: float | None) -> str:
+    """round 12/60 | success add .530 lookup .910 | tokens/solved ... | left 1:12"""
+    opened = [name for name, is_open in sorted(report.gate_open.items()) if is_open]
+    parts = [
+        f"round {report.index + 1:>{len(str(report.num_rounds))}}/{report.num_rounds}",
+        f"success {words.by_type(report.success, words.rate)}",
+        f"tokens/solved {words.by_type(report.tokens_per_solved, words.tokens)}",
+        f"stage {report.stage} gate {'+'.join(opened) or 'closed'}",
+        f"reward {report.reward_mean:+.3f}",
+        mismatch(report),
+        f"{seconds:.1f} s",
+        f"left {words.duration(left)}",
+    ]
+    unscored = {k: v for k, v in sorted(report.outcomes.items()) if k != "completed" and v}
+    if unscored:
+        parts.insert(5, " ".join(f"{name} {count}" for name, count in unscored.items()))
+    return " | ".join(part for part in parts if part)
+
+
+def mismatch(report: RoundReport) -> str:
+    """Engine against learner on the same tokens: max |dlogp| and the share of flipped experts."""
+    return (
+        f"max|dlogp| {words.small(report.metrics.get('max_abs_dlogp'))} "
+        f"flips {words.percent(report.metrics.get('expert_flip_share'))}"
+    )
+
+
+def eval_line(report: EvalReport, seconds: float) -> str:
+    return (
+        f"eval {report.name} | {report.episodes} episodes | success {words.rate(report.success)} "
+        f"({words.by_type(report.success_by_type, words.rate)}) "
+        f"| tokens {words.tokens(report.mean_tokens)} "
+        f"({words.by_type(report.mean_tokens_by_type, words.tokens)}) "
+        f"| tokens/solved {words.tokens(report.tokens_per_solved)} | {seconds:.1f} s"
+    )
