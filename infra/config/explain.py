@@ -81,15 +81,19 @@ def _data_path(detail: ErrorDetails, data: Any) -> Path:
     steps: list[str | int] = []
     last = len(detail["loc"]) - 1
     for index, step in enumerate(detail["loc"]):
-        inside = (isinstance(data, dict) and step in data) or (
-            isinstance(data, list) and isinstance(step, int) and step < len(data)
-        )
-        if inside:
-            data = data[step]
+        inside = _children(data)
+        if step in inside:
+            data = inside[step]
             steps.append(step)
         elif detail["type"] == "missing" and index == last:
             steps.append(step)
     return tuple(steps)
+
+
+def _children(data: Any) -> Mapping[str | int, Any]:
+    if isinstance(data, Mapping):
+        return data
+    return dict(enumerate(data)) if isinstance(data, list) else {}
 
 
 def _source(path: Path, sources: Mapping[tuple[str, ...], str]) -> str:

@@ -127,7 +127,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         place = _PLACE.search(message)
-        lines = text.splitlines() or [""]
+        lines = text.split("\n")
         line, column = len(lines), len(lines[-1]) + 1
         if place and place[1]:
             line, column = int(place[1]), int(place[2])

@@ -88,6 +88,8 @@ class Ledger:
         """
         with self._begun(self._writer) as session:
             yield session
+            # apart from COMMIT, because only there a lost connection leaves the outcome open
+            session.flush()
             try:
                 session.commit()
             except exc.DBAPIError as error:
@@ -237,6 +239,12 @@ def _make_engine(
         write = migrating or connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql(f"PRAGMA query_only = {'OFF' if write else 'ON'}")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    @event.listens_for(engine, "checkin")
+    def _end(connection: DBAPIConnection | None, _: ConnectionPoolEntry) -> None:
+        # SQLite keeps a transaction open whose COMMIT failed; SQLAlchemy takes it for ended
+        if connection is not None and connection.in_transaction:  # pyright: ignore[reportAttributeAccessIssue]
+            connection.rollback()
 
     return engine
 
