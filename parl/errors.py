@@ -1,8 +1,10 @@
 """Errors of the top floor.
 
-    RunError
-    ├── CheckpointError   a checkpoint is missing, corrupt or of another model (exit 2)
-    └── RoundError        a round cannot go on
+RunError
+├── CheckpointError   a checkpoint is missing, corrupt or of another model (exit 2)
+├── RoundError        a round cannot go on
+├── WaitTimeout       a named wait passed its deadline
+└── StaleWeights      an engine serves another policy version than the episode was issued for
 """
 
 from infra.errors import ParlError
@@ -20,3 +22,23 @@ class CheckpointError(RunError, ValueError):
 
 class RoundError(RunError):
     """A round cannot be finished (every attempt of an episode failed, deadline passed)."""
+
+
+class WaitTimeout(RunError, TimeoutError):
+    """Somebody waited longer than allowed; ``owner`` and ``what`` say who and for what."""
+
+    def __init__(self, owner: str, what: str, timeout_s: float) -> None:
+        super().__init__(owner, what, timeout_s)
+        self.owner = owner
+        self.what = what
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.owner} waited {self.timeout_s:.1f} s for {self.what} without an answer; "
+            "`parl doctor` lists who waits for whom"
+        )
+
+
+class StaleWeights(RunError):
+    """The engine's weight version is not the one the episode was issued with."""
