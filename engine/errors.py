@@ -1,11 +1,11 @@
 """Errors of the engine.
 
-    EngineError
-    ├── InvalidStateError   a call that the context's state does not allow
-    ├── ContextLost         the engine that held the context is gone; rebuild it
-    ├── CapacityError       no room for the context (tokens or slots)
-    ├── NotSupportedError   this engine does not have the capability
-    └── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
+EngineError
+├── InvalidStateError   a call that the context's state does not allow
+├── ContextLost         the engine that held the context is gone; rebuild it
+├── CapacityError       no room for the context (tokens or slots)
+├── NotSupportedError   this engine does not have the capability
+└── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
 """
 
 from infra.errors import ParlError

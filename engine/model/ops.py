@@ -1,0 +1,62 @@
+"""How rows are multiplied: one strategy for speed, one whose row bits depend on nothing else.
+
+Shapes: N rows, K inputs, M outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TILE = 32
+"""Rows of a tile. BLAS picks kernels by shape, so a fixed shape fixes the order of additions."""
+
+
+class RowOps(Protocol):
+    row_multiple: int
+    """Callers pad the number of rows to a multiple of this with zero rows."""
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [N, K], weight [M, K] -> [N, M]."""
+        ...
+
+
+class FastOps:
+    """Whatever the library does with the whole batch; used by the learner."""
+
+    row_multiple = 1
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+
+class TiledOps:
+    """Every product is [TILE, K] x [K, M]: a row's bits do not know its neighbours.
+
+    The padding to whole tiles also keeps elementwise kernels off their scalar tails, which round
+    differently from their vector bodies (ATen uses Sleef in one and libm in the other).
+    """
+
+    row_multiple = TILE
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        n = x.shape[0]
+        assert n % TILE == 0, f"{n} rows are not whole tiles of {TILE}"
+        if n == TILE:
+            return torch.mm(x, weight.t())
+        out = x.new_empty(n, weight.shape[0])
+        transposed = weight.t()
+        for start in range(0, n, TILE):
+            torch.mm(x[start : start + TILE], transposed, out=out[start : start + TILE])
+        return out
+
+
+def pad_rows(x: Tensor, multiple: int) -> Tensor:
+    """x [N, ...] with zero rows appended up to a multiple."""
+    missing = -x.shape[0] % multiple
+    if not missing:
+        return x
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])])

@@ -1,0 +1,47 @@
+"""Full-context forward for training: padded causal attention around the row model.
+
+Shapes: B sequences, T longest length, N real tokens, A query heads, G key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.model import PolicyModel
+
+
+def forward_sequences(
+    model: PolicyModel,
+    token_ids: Tensor,
+    lengths: Tensor,
+    experts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """token_ids int64 [B, T] right-padded, lengths int64 [B], experts int64 [B, T, L, K] or None.
+
+    Returns (hidden [N, H], choices int64 [N, L, K], rows int64 [N] = index into B*T). Padding is
+    never computed outside attention.
+    """
+    batch, longest = token_ids.shape
+    real = torch.arange(longest)[None] < lengths[:, None]
+    rows = real.flatten().nonzero()[:, 0]
+    positions = torch.arange(longest).repeat(batch)[rows]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def padded(x: Tensor) -> Tensor:
+            full = x.new_zeros(batch * longest, *x.shape[1:]).index_copy(0, rows, x)
+            return full.view(batch, longest, *x.shape[1:]).transpose(1, 2)
+
+        repeat = q.shape[1] // k.shape[1]
+        out = F.scaled_dot_product_attention(
+            padded(q),
+            padded(k).repeat_interleave(repeat, dim=1),
+            padded(v).repeat_interleave(repeat, dim=1),
+            is_causal=True,
+        )
+        return out.transpose(1, 2).reshape(batch * longest, q.shape[1], q.shape[2])[rows]
+
+    replay = None if experts is None else experts.flatten(0, 1)[rows]
+    hidden, choices = model(token_ids.flatten()[rows], positions, attend, experts=replay)
+    return hidden, choices, rows
