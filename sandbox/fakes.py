@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from sandbox.calls.table import ToolTable
 from sandbox.errors import BackendUnavailable, SandboxError, SandboxLost, TaskError
 from sandbox.task import TaskSpec, ToolBundle
 from sandbox.tool_session import ToolSession
-from sandbox.toolkit import TaskModule, ToolError
+from sandbox.toolkit import TaskModule, run
 
 
 class InProcessBox:
@@ -41,28 +43,16 @@ class InProcessBox:
         """Run the request here; deadlines cannot be enforced inside one process."""
         if not self.alive:
             raise SandboxLost(f"in-process box of {self._bundle.name!r} is closed")
-        try:
-            return Reply(self._answer(method, params))
-        except ToolError as refusal:
-            return Reply(str(refusal), "tool_error")
-        except Exception as error:  # a crash of the task's code is data, as in a real box
-            return Reply(type(error).__name__, "crash")
-
-    def _answer(self, method: str, params: dict[str, Any]) -> Any:
-        if method == "start":
-            self._tools = TaskModule(self._bundle.tools_source, "tools.py")
-            return self._tools.setup(self._directory, params["data"])
         if method == "verify":
-            return TaskModule(self._bundle.verify_source, "verify.py").verify(
-                params["final_text"], params["end_state"], params["data"]
-            )
-        if self._tools is None:
-            raise SandboxError(f"in-process box: {method} before start")
-        if method == "call":
-            return self._tools.call(self._directory, params["tool"], params["arguments"])
-        if method == "end_state":
-            return self._tools.end_state(self._directory)
-        raise SandboxError(f"in-process box: unknown method {method!r}")
+            module = TaskModule(self._bundle.verify_source, "verify.py")
+        else:
+            if method == "start":
+                self._tools = TaskModule(self._bundle.tools_source, "tools.py")
+            if self._tools is None:
+                raise SandboxError(f"in-process box: {method} before start")
+            module = self._tools
+        answer = run(module, self._directory, method, params)
+        return Reply(answer["value"], answer.get("error"))
 
     async def reset(self) -> bool:
         """Drop the module and empty the directory."""
@@ -93,3 +83,33 @@ class InProcessSession(ToolSession):
             return await box.request("verify", params, timeout_s)
 
         super().__init__(spec, tools or ToolTable(spec.tools, spec.forbidden_tools), box, verify)
+
+
+@dataclass(slots=True)
+class MemoryLease:
+    """One entry of a MemoryLeases."""
+
+    id: str
+    kind: str
+    ref: str
+    deadline: float
+    data_json: dict[str, Any]
+
+
+class MemoryLeases:
+    """A lease book in this process's memory: for a pool whose owner needs no ledger (tests,
+    benchmarks). Nothing is left to reap from when the process dies; the parent-death signal then
+    ends the boxes."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, MemoryLease] = {}
+
+    def acquire(self, kind: str, ref: str, ttl_s: float, data: dict[str, Any]) -> MemoryLease:
+        """Hold (kind, ref); again = new data and deadline."""
+        lease = MemoryLease(f"{kind}/{ref}", kind, ref, time.time() + ttl_s, dict(data))
+        self.held[lease.id] = lease
+        return lease
+
+    def release(self, lease_id: str) -> None:
+        """Twice is fine."""
+        self.held.pop(lease_id, None)

@@ -16,6 +16,7 @@ from sandbox.errors import SandboxError
 from sandbox.loops import LoopAction, LoopDetector
 from sandbox.session import Observation, RawCall, SessionState, Stop, Verdict
 from sandbox.task import TaskSpec
+from sandbox.toolkit import clip
 
 ILLEGAL_STOP_AT = 2
 MALFORMED_WARN_AT = 2
@@ -178,7 +179,9 @@ class ToolSession:
         return observation if stop is None else self._stopped(observation, stop)
 
     def _observe(self, decoded: DecodedCall, reply: Reply) -> Observation:
-        text, error = _answer(decoded.tool, reply, self.spec.limits.call_timeout_s)
+        limits = self.spec.limits
+        text, error = _answer(decoded.tool, reply, limits.call_timeout_s)
+        text = clip(text, limits.max_output_bytes)  # again: the box may not have kept its word
         verdict = self._loops.record(decoded.tool, decoded.arguments, text)
         if verdict is not None:
             text += f"\n{verdict.reminder}"

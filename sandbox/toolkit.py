@@ -49,6 +49,41 @@ def workdir() -> Path:
     return _WORKDIR.get()
 
 
+def clip(text: str, max_bytes: int) -> str:
+    """``text`` within ``max_bytes`` of UTF-8, cut with a marker; clipping twice changes nothing."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    marker = f"\n[cut: {len(data)} bytes]"
+    return data[: max(0, max_bytes - len(marker))].decode("utf-8", "ignore") + marker
+
+
+def run(
+    module: TaskModule, directory: str | Path, method: str, params: dict[str, Any]
+) -> dict[str, Any]:
+    """One request against a module: ``{"value": ...}``, with ``error`` "tool_error" for a ToolError
+    and "crash" for any other exception (a crash of the task's code is data, not ours to raise)."""
+    workdir = Path(directory)
+    try:
+        if method == "start":
+            module.setup(workdir, params["data"])
+            return {"value": None}
+        if method == "call":
+            text = module.call(workdir, params["tool"], params["arguments"])
+            return {"value": clip(text, params["max_output_bytes"])}
+        if method == "end_state":
+            return {"value": module.end_state(workdir)}
+        if method == "verify":
+            return {
+                "value": module.verify(params["final_text"], params["end_state"], params["data"])
+            }
+        return {"value": f"unknown method {method}", "error": "crash"}
+    except ToolError as refusal:
+        return {"value": clip(str(refusal), 1000), "error": "tool_error"}
+    except Exception as error:
+        return {"value": type(error).__name__, "error": "crash"}
+
+
 class TaskModule:
     """A tools.py or verify.py, executed in its own namespace."""
 

@@ -1,0 +1,62 @@
+"""BoxProgram: which code a box runs and within which per-process limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sandbox.backends.base import Level
+from sandbox.backends.wire import toolkit_source
+from sandbox.config import SandboxConfig
+from sandbox.task import ToolBundle
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BoxProgram:
+    """The agent's side (tools.py) or the verifier's side (verify.py) of a task family."""
+
+    name: Literal["tools.py", "verify.py"]
+    source: str
+
+    @staticmethod
+    def tools(bundle: ToolBundle) -> BoxProgram:
+        return BoxProgram("tools.py", bundle.tools_source)
+
+    @staticmethod
+    def verifier(bundle: ToolBundle) -> BoxProgram:
+        return BoxProgram("verify.py", bundle.verify_source)
+
+    def hello(self, config: SandboxConfig, level: Level, workdir: str) -> dict[str, Any]:
+        """First message to the agent."""
+        return {
+            "toolkit": toolkit_source(),
+            "source": self.source,
+            "name": self.name,
+            "workdir": workdir,
+            "own_pid_namespace": level in (Level.A, Level.B),
+            "host_pid_namespace": Path("/proc/self/ns/pid").stat().st_ino,
+            "rlimits": _rlimits(config, level),
+        }
+
+
+def _rlimits(config: SandboxConfig, level: Level) -> dict[str, int]:
+    """Names of ``resource`` -> hard and soft limit, set by the agent before any task code runs.
+
+    RLIMIT_NPROC counts per user *namespace*, so it is set inside the box. At level C it would count
+    every process of the user, and at level A the cgroup limits memory and processes of the whole
+    box.
+    """
+    limits = {
+        "RLIMIT_FSIZE": config.disk_mib * MIB,
+        "RLIMIT_CPU": config.cpu_s,
+        "RLIMIT_NOFILE": config.max_open_files,
+        "RLIMIT_CORE": 0,
+    }
+    if level is not Level.A:
+        limits["RLIMIT_AS"] = config.memory_mib * MIB
+    if level is Level.B:
+        limits["RLIMIT_NPROC"] = config.max_processes
+    return limits

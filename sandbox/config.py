@@ -1,0 +1,31 @@
+"""Settings of the sandbox: which isolation, how large a box."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SandboxConfig(BaseModel):
+    """``level`` "auto" takes the best level that can be enforced here (A, then B); C is never
+    chosen unless ``unsafe_local`` is set. Sizes are MiB."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    level: Literal["auto", "A", "B", "C"] = "auto"
+    unsafe_local: bool = False
+    """Allow level C: no isolation, only for code you would run yourself."""
+    memory_mib: int = Field(default=256, ge=32)
+    """Level A: of the whole box (tmpfs included). Levels B and C: address space of each process."""
+    disk_mib: int = Field(default=16, ge=1)
+    """Size of the working directory (levels A, B) and of the largest file (all levels)."""
+    cpus: float = Field(default=1.0, gt=0)
+    """CPU share of the whole box; level A only."""
+    max_processes: int = Field(default=32, ge=4)
+    max_open_files: int = Field(default=64, ge=16)
+    cpu_s: int = Field(default=60, ge=1)
+    """CPU seconds of one process."""
+    start_timeout_s: float = Field(default=15.0, gt=0)
+    uid_base: int = Field(default=200000, ge=1000)
+    """When started as root, a box runs as uid_base + slot."""

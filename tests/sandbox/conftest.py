@@ -1,0 +1,59 @@
+"""Boxes of real backends for the tests, skipped where a level does not exist."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any
+
+import pytest
+
+from sandbox.backends.base import Level
+from sandbox.backends.choice import Backend, open_backend
+from sandbox.backends.process_box import ProcessBox
+from sandbox.backends.program import BoxProgram
+from sandbox.config import SandboxConfig
+from sandbox.errors import BackendUnavailable
+
+CONFIG = SandboxConfig(
+    unsafe_local=True, memory_mib=128, disk_mib=8, max_processes=24, cpu_s=10, cpus=1.0
+)
+
+
+@cache
+def backend(level: Level) -> Backend | str:
+    """The backend of a level, or the reason it does not exist here."""
+    try:
+        return open_backend(level, CONFIG)
+    except BackendUnavailable as error:
+        return str(error)
+
+
+def need(level: Level) -> Backend:
+    """The backend, or skip with the reason."""
+    found = backend(level)
+    if isinstance(found, str):
+        pytest.skip(f"level {level}: {found}")
+    return found
+
+
+RunInBox = Callable[..., Any]
+
+
+@pytest.fixture
+def in_box() -> RunInBox:
+    """``in_box(level, source, body)``: run ``await body(box)`` on a box that holds ``source``."""
+
+    def run(
+        level: Level, source: str, body: Callable[[ProcessBox], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        async def go() -> Any:
+            box = await need(level).open(secrets.token_hex(8), BoxProgram("tools.py", source))
+            try:
+                return await body(box)
+            finally:
+                await box.kill()
+
+        return asyncio.run(go())
+
+    return run
