@@ -5,6 +5,7 @@ EngineError
 ├── ContextLost         the engine that held the context is gone; rebuild it
 ├── CapacityError       no room for the context (tokens or slots)
 ├── NotSupportedError   this engine does not have the capability
+├── ChatError           text, ids or messages that no renderer can turn into the other
 └── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
 """
 
@@ -33,3 +34,7 @@ class NotSupportedError(EngineError, NotImplementedError):
 
 class WeightsError(EngineError, ValueError):
     """A weight set failed its checksum, version or shape check; the old weights stay active."""
+
+
+class ChatError(EngineError, ValueError):
+    """Text, token ids or messages that the tokenizer or renderer cannot turn into the other."""

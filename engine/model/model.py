@@ -79,7 +79,7 @@ class Layer(nn.Module):
 
 
 class PolicyModel(nn.Module):
-    """Token rows in, final hidden rows out; ``logits`` applies the head to the rows that need it."""
+    """Token rows in, final hidden rows out; ``logits`` applies the head where wanted."""
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()

@@ -1,0 +1,101 @@
+"""ModelRunner: one batch of token rows through the model and the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.errors import WeightsError
+from engine.kvcache.paged import PagedKV
+from engine.model.config import ModelConfig
+from engine.model.model import PolicyModel
+from engine.model.ops import FastOps, RowOps, TiledOps, pad_rows
+from engine.runtime.types import WeightSet
+from engine.runtime.weights import verify_weight_set
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows in any order: token ids and positions int64 [N], block tables int64 [N, J] and the rows
+    whose logits are wanted int64 [M]."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    tables: np.ndarray
+    sampled_rows: np.ndarray
+
+
+class ModelRunner:
+    """Owns parameters and KV storage; called by one thread."""
+
+    def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
+        self._model_config = model_config
+        self.model = PolicyModel(model_config).eval()
+        self.kv = PagedKV(
+            model_config.num_hidden_layers,
+            config.num_blocks,
+            config.block_size,
+            model_config.num_key_value_heads,
+            model_config.head_dim,
+        )
+        self._ops: RowOps = TiledOps() if config.deterministic else FastOps()
+        self._block_size = config.block_size
+        self.weight_version = -1
+        self.weight_checksum = ""
+
+    @torch.inference_mode()
+    def run(self, batch: RowBatch) -> tuple[np.ndarray, np.ndarray]:
+        """(logits float32 [M, V], experts int16 [N, L, K])."""
+        n = len(batch.token_ids)
+        multiple = self._ops.row_multiple
+        ids = pad_rows(torch.from_numpy(batch.token_ids), multiple)
+        positions = pad_rows(torch.from_numpy(batch.positions), multiple)
+        # padding rows read and write block 0, which no context owns
+        tables = pad_rows(torch.from_numpy(batch.tables), multiple)
+        size = self._block_size
+        block = tables.gather(1, (positions // size)[:, None])[:, 0]
+        slots = block * size + positions % size
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.kv.write(layer, slots, k, v)
+            return self.kv.attend(layer, q, tables, positions)
+
+        hidden, experts = self.model(ids, positions, attend, ops=self._ops)
+        wanted = torch.from_numpy(batch.sampled_rows)
+        rows = pad_rows(hidden[wanted], multiple)
+        logits = self.model.logits(rows, self._ops)[: len(wanted)]
+        return logits.numpy(), experts[:n].to(torch.int16).numpy()
+
+    @torch.no_grad()
+    def load(self, weights: WeightSet) -> None:
+        """Check everything, then swap. WeightsError leaves the old weights in place."""
+        verify_weight_set(weights)
+        mine = self.model.state_dict()
+        given = weights.tensors
+        if set(mine) != set(given):
+            missing, extra = sorted(set(mine) - set(given)), sorted(set(given) - set(mine))
+            raise WeightsError(
+                f"weight set {weights.manifest.version} does not fit this model: missing "
+                f"{missing[:3]}, unknown {extra[:3]}; expected the tensors of "
+                f"{self._model_config.num_hidden_layers} layers: check the model section"
+            )
+        for name, tensor in mine.items():
+            if tuple(given[name].shape) != tuple(tensor.shape):
+                raise WeightsError(
+                    f"weight set {weights.manifest.version}: {name} has shape "
+                    f"{tuple(given[name].shape)}, this model expects {tuple(tensor.shape)}; check "
+                    "the model section"
+                )
+            if not np.isfinite(given[name]).all():
+                raise WeightsError(
+                    f"weight set {weights.manifest.version}: {name} holds NaN or infinity; the "
+                    "learner diverged: resume from an older checkpoint"
+                )
+        for name, tensor in mine.items():
+            tensor.copy_(torch.from_numpy(np.array(given[name])))
+        self.weight_version = weights.manifest.version
+        self.weight_checksum = weights.manifest.checksum
