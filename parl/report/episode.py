@@ -16,7 +16,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from infra.db.engine import Ledger
-from infra.db.models import EpisodeRow, RewardPartRow, RoundRow, ToolCallRow, TurnRow
+from infra.db.models import (
+    EpisodeRow,
+    EventRow,
+    RewardPartRow,
+    RoundRow,
+    TaskRow,
+    ToolCallRow,
+    TurnRow,
+)
 from infra.errors import LedgerError
 
 TokenText = Callable[[int], str]
@@ -32,6 +40,9 @@ class EpisodeRecord:
     turns: Sequence[TurnRow]
     calls: Sequence[ToolCallRow]
     parts: Sequence[RewardPartRow]
+    task: TaskRow | None
+    events: Sequence[EventRow]
+    """What happened to it beside its turns: further attempts and why."""
 
 
 def read_episode(ledger: Ledger, run_id: str, reference: str) -> EpisodeRecord:
@@ -45,12 +56,17 @@ def read_episode(ledger: Ledger, run_id: str, reference: str) -> EpisodeRecord:
         turns = select(TurnRow).where(TurnRow.episode_id == episode.id).order_by(TurnRow.index)
         calls = select(ToolCallRow).where(ToolCallRow.episode_id == episode.id)
         parts = select(RewardPartRow).where(RewardPartRow.episode_id == episode.id)
+        events = select(EventRow).where(
+            EventRow.run_id == episode.run_id, EventRow.key == episode.id
+        )
         return EpisodeRecord(
             episode=episode,
             round=session.get(RoundRow, where),
             turns=session.scalars(turns).all(),
             calls=session.scalars(calls.order_by(ToolCallRow.turn, ToolCallRow.index)).all(),
             parts=session.scalars(parts.order_by(RewardPartRow.name)).all(),
+            task=None if episode.task_id is None else session.get(TaskRow, episode.task_id),
+            events=session.scalars(events.order_by(EventRow.id)).all(),
         )
 
 
@@ -110,6 +126,9 @@ def _header(record: EpisodeRecord) -> list[str]:
         lines.append(f"dropped   {row.drop_reason}")
     if row.error:
         lines.append(f"error     {row.error}")
+    if record.task is not None:
+        lines.append(f"instance  {json.dumps(record.task.spec_json, ensure_ascii=False)}")
+    lines += [f"event     {event.kind} {json.dumps(event.data_json)}" for event in record.events]
     return lines
 
 

@@ -1,0 +1,114 @@
+"""``parl rl``: start, resume, watch and inspect reinforcement learning runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+ConfigFiles = Annotated[
+    list[Path],
+    typer.Option("--config", "-c", help="TOML file; given twice, the later one wins."),
+]
+Overrides = Annotated[
+    list[str], typer.Option("--set", "-s", help="One value: rounds.num_rounds=3. Wins most.")
+]
+RunsDir = Annotated[Path, typer.Option("--dir", help="Parent of run folders.")]
+RunName = Annotated[str, typer.Argument(help="Run id or path of its folder.")]
+LatestRun = Annotated[
+    str | None, typer.Argument(help="Run id or path; without it the run started last.")
+]
+RUNS = Path("runs")
+
+
+@app.command("run")
+def run(
+    config: ConfigFiles,
+    overrides: Overrides = [],  # noqa: B006 - typer reads the default, nobody writes to it
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration as TOML and stop.")
+    ] = False,
+) -> None:
+    """Train: warm start, evaluate, RL rounds, evaluate, report."""
+    from infra.config import dump_toml, load_config
+    from parl.config import RunConfig
+
+    resolved = load_config(RunConfig, config, overrides)
+    if dry_run:
+        typer.echo(dump_toml(resolved), nl=False)
+        return
+    from parl.cli.launch import start
+
+    start(resolved, sys.stdout)
+
+
+@app.command("resume")
+def resume(run_name: RunName, runs_dir: RunsDir = RUNS) -> None:
+    """Go on where the ledger says the run is; a finished run only writes its report again."""
+    from parl.cli.launch import resume
+    from parl.cli.runs import find_run
+
+    resume(find_run(run_name, runs_dir), sys.stdout)
+
+
+@app.command("status")
+def status(run_name: LatestRun = None, runs_dir: RunsDir = RUNS) -> None:
+    """Rounds, success, tokens per solved task, gates, time left, episodes by state."""
+    from parl.cli.runs import find_run
+    from parl.report.history import read_history
+    from parl.report.status import status_text
+
+    folder = find_run(run_name, runs_dir)
+    typer.echo(status_text(read_history(folder.open_ledger(), folder.run_id)))
+
+
+@app.command("show")
+def show(
+    episode: Annotated[
+        str, typer.Argument(help="Episode id, or ROUND/TASK/SAMPLE, or PHASE/ROUND/TASK/SAMPLE.")
+    ],
+    run_name: Annotated[
+        str | None, typer.Option("--run", help="Run id or path; default: from the id, or latest.")
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """One episode, complete from the ledger: tokens, masks, calls, rewards, versions, draws."""
+    from parl.cli.runs import find_run, list_runs
+    from parl.cli.tokens import token_text
+    from parl.report.episode import episode_text, read_episode
+
+    if run_name is None and episode.partition("/")[0] in {p.name for p in list_runs(runs_dir)}:
+        run_name = episode.partition("/")[0]
+    folder = find_run(run_name, runs_dir)
+    record = read_episode(folder.open_ledger(), folder.run_id, episode)
+    typer.echo(episode_text(record, token_text(folder.config)))
+
+
+@app.command("report")
+def report(run_name: LatestRun = None, runs_dir: RunsDir = RUNS) -> None:
+    """Write report.md, curves.png and table.txt again, from the ledger."""
+    from parl.cli.runs import find_run
+    from parl.report.write import write_report
+
+    folder = find_run(run_name, runs_dir)
+    files = write_report(folder.open_ledger(), folder.run_id, folder.path)
+    typer.echo(f"{files.text}\n{files.report}" if files.text else str(files.report))
+
+
+@app.command("submit")
+def submit(
+    config: ConfigFiles,
+    overrides: Overrides = [],  # noqa: B006 - typer reads the default, nobody writes to it
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray head, like http://127.0.0.1:8265; default RAY_API_SERVER_ADDRESS."),
+    ] = None,
+) -> None:
+    """`parl rl run` as a Ray job: wait for it, show its log, end with its exit code."""
+    from parl.cli.launch import submit
+
+    submit(config, overrides, address)

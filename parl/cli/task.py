@@ -1,0 +1,80 @@
+"""``parl task``: what there is to train on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sandbox.catalog.base import Family, Split
+    from sandbox.task import TaskSpec
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command("list")
+def list_tasks() -> None:
+    """Names of the shipped tasks: family/type, tools, budget units, smallest correct length."""
+    from sandbox.catalog.registry import get_family, list_families
+
+    for family_name in list_families():
+        family = get_family(family_name)
+        for task_type in family.task_types:
+            spec = family.instance(0, 0, "train", task_type)
+            tools = ", ".join(tool.name for tool in spec.tools)
+            typer.echo(f"{family_name}/{task_type}  tools: {tools}  {_budget(spec)}")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="family/type as `parl task list` prints it.")],
+    seed: Annotated[int, typer.Option(help="Run seed of the instance.")] = 0,
+    index: Annotated[int, typer.Option(help="Instance number.", min=0)] = 0,
+    heldout: Annotated[bool, typer.Option("--heldout", help="Held-out split.")] = False,
+) -> None:
+    """One instance: instruction, tools, the box's data, the answer and how to get it."""
+    family, task_type = _find(name)
+    split: Split = "heldout" if heldout else "train"
+    spec = family.instance(seed, index, split, task_type)
+    typer.echo(f"{family.name}/{task_type}  seed {seed}  {split} #{index}")
+    typer.echo(f"id           {spec.content_hash}")
+    typer.echo(f"instruction  {spec.instruction}")
+    for tool in spec.tools:
+        typer.echo(f"tool         {tool.name}: {tool.description} ({tool.effect})")
+        typer.echo(f"             {json.dumps(tool.schema, ensure_ascii=False)}")
+    limits = spec.limits
+    typer.echo(f"budget       {_budget(spec)}")
+    typer.echo(
+        f"limits       {limits.max_turns} turns, {limits.timeout_s:g} s an episode, "
+        f"{limits.call_timeout_s:g} s a call, {limits.max_output_bytes} bytes an answer"
+    )
+    typer.echo(f"world        {json.dumps(spec.environment.data, ensure_ascii=False)}")
+    typer.echo(f"verifier     {json.dumps(spec.verifier.data, ensure_ascii=False)}")
+    oracle = family.oracle(spec)
+    for number, calls in enumerate(oracle.rounds, start=1):
+        written = "; ".join(f"{call.name_text}({call.arguments_text})" for call in calls)
+        typer.echo(f"oracle {number}     {written}")
+    typer.echo(f"answer       {oracle.final_text}")
+
+
+def _find(name: str) -> tuple[Family, str]:
+    """Family and type of ``family/type`` (or ``type`` alone when only one family has it)."""
+    from sandbox.catalog.registry import get_family, list_tasks
+    from sandbox.errors import TaskError
+
+    known = list_tasks()
+    matches = [task for task in known if task == name or task.partition("/")[2] == name]
+    if len(matches) != 1:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TaskError(f"unknown task {name!r}; known: {', '.join(known)}{hint}")
+    family_name, _, task_type = matches[0].partition("/")
+    return get_family(family_name), task_type
+
+
+def _budget(spec: TaskSpec) -> str:
+    units = ", ".join(f"{value:g} {unit}" for unit, value in spec.budget_units.items()) or "none"
+    return f"budget units: {units}, shortest correct answer: {spec.min_tokens or '?'} tokens"
