@@ -13,22 +13,28 @@ from torch import Tensor
 
 
 class PagedKV:
-    """fp32 keys and values of all layers: [layers][blocks + 1, S, G, D]."""
+    """fp32 keys [layers][blocks + 1, G, D, S] and values [layers][blocks + 1, G, S, D].
+
+    Both lie the way the two products of attention read them, so a gathered block is used as it is.
+    """
 
     def __init__(
         self, num_layers: int, num_blocks: int, block_size: int, groups: int, head_dim: int
     ) -> None:
-        shape = (num_blocks + 1, block_size, groups, head_dim)
         # zeros: block 0 pads block tables and must hold finite numbers
-        self.keys = [torch.zeros(shape) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape) for _ in range(num_layers)]
+        self.keys = [
+            torch.zeros(num_blocks + 1, groups, head_dim, block_size) for _ in range(num_layers)
+        ]
+        self.values = [
+            torch.zeros(num_blocks + 1, groups, block_size, head_dim) for _ in range(num_layers)
+        ]
         self.block_size = block_size
         self.bytes_per_block = 2 * num_layers * block_size * groups * head_dim * 4
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """slots int64 [N] = block * S + offset; k, v [N, G, D]."""
-        self.keys[layer].view(-1, *k.shape[1:]).index_copy_(0, slots, k)
-        self.values[layer].view(-1, *v.shape[1:]).index_copy_(0, slots, v)
+    def write(self, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put k, v [N, G, D] at (block, offset), both int64 [N]."""
+        self.keys[layer][blocks, :, :, offsets] = k
+        self.values[layer][blocks, :, offsets] = v
 
     def copy_block(self, source: int, target: int) -> None:
         for layer in range(len(self.keys)):
@@ -41,7 +47,7 @@ class PagedKV:
         Row n attends to positions 0 .. positions[n] of the context its table describes.
         """
         n, heads, head_dim = q.shape
-        groups = self.keys[layer].shape[2]
+        groups = self.keys[layer].shape[1]
         size = self.block_size
         scaled = (q * head_dim**-0.5).view(n * groups, heads // groups, head_dim)
         best = q.new_full((n * groups, heads // groups, 1), -torch.inf)
@@ -50,8 +56,8 @@ class PagedKV:
         offsets = torch.arange(size)
         for j in range(tables.shape[1]):
             blocks = tables[:, j]
-            keys = self.keys[layer][blocks].permute(0, 2, 3, 1).reshape(n * groups, head_dim, size)
-            values = self.values[layer][blocks].permute(0, 2, 1, 3).reshape(-1, size, head_dim)
+            keys = self.keys[layer].index_select(0, blocks).view(n * groups, head_dim, size)
+            values = self.values[layer].index_select(0, blocks).view(n * groups, size, head_dim)
             hidden = (offsets + j * size)[None] > positions[:, None]
             scores = torch.bmm(scaled, keys).view(n, groups, -1, size)
             scores = scores.masked_fill(hidden[:, None, None], -torch.inf).view(

@@ -57,11 +57,11 @@ class ModelRunner:
         # padding rows read and write block 0, which no context owns
         tables = pad_rows(torch.from_numpy(batch.tables), multiple)
         size = self._block_size
-        block = tables.gather(1, (positions // size)[:, None])[:, 0]
-        slots = block * size + positions % size
+        blocks = tables.gather(1, (positions // size)[:, None])[:, 0]
+        offsets = positions % size
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.kv.write(layer, slots, k, v)
+            self.kv.write(layer, blocks, offsets, k, v)
             return self.kv.attend(layer, q, tables, positions)
 
         hidden, experts = self.model(ids, positions, attend, ops=self._ops)

@@ -27,8 +27,8 @@ from infra.db.models import (
 )
 from infra.errors import LedgerError
 
-TokenText = Callable[[int], str]
-"""Text of one token id, for example "<|im_end|>"; bytes that are no text come escaped."""
+TokenText = Callable[[Sequence[int]], str]
+"""Text of token ids; bytes that are no text may come as lone surrogates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _turn(turn: TurnRow, text_of: TokenText) -> list[str]:
         "          id  mask   logprob  text",
     ]
     for token, bit, logprob in zip(ids.tolist(), mask.tolist(), logprobs.tolist(), strict=True):
-        lines.append(f"     {token:>7}  {bit:>4}  {logprob:>8.4f}  {_quote(text_of(token))}")
+        lines.append(f"     {token:>7}  {bit:>4}  {logprob:>8.4f}  {_quote(text_of([token]))}")
     observed = np.frombuffer(turn.observation_ids, "<i4")
     if len(observed):
         lines += [f"  observed {len(observed)} tokens (mask 0)", *_ids(observed, text_of)]
@@ -164,7 +164,7 @@ def _ids(ids: np.ndarray, text_of: TokenText) -> list[str]:
     tokens = ids.tolist()
     return [
         f"  ids     {' '.join(map(str, tokens))}",
-        f"  text    {_quote(''.join(text_of(token) for token in tokens))}",
+        f"  text    {_quote(text_of(tokens))}",
     ]
 
 
@@ -198,5 +198,5 @@ def _reward(record: EpisodeRecord) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    """One line whatever the policy wrote."""
-    return json.dumps(text, ensure_ascii=False)
+    """One printable line whatever the policy wrote; bytes that are no text become escapes."""
+    return json.dumps(text.encode("utf-8", "backslashreplace").decode(), ensure_ascii=False)

@@ -92,7 +92,7 @@ def test_unknown_run_lists_the_known_ones(ledger):
 def test_show_is_complete(ledger):
     """Every token with id, mask and logprob; calls; observation; reward parts; reasons; draws."""
     record = read_episode(ledger, RUN_ID, "train/00000/00000/000")
-    text = episode_text(record, lambda token: chr(token) if token > 31 else f"<{token}>")
+    text = episode_text(record, lambda ids: "".join(chr(i) if i > 31 else f"<{i}>" for i in ids))
     for piece in (
         EPISODE_ID,
         "ids     1 2 3",
