@@ -1,65 +1,30 @@
-"""What every tokenizer and renderer of this room speaks: Tokenizer, CallText, Message."""
+"""What a chat needs of a tokenizer, whoever made it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol
 
 
-@runtime_checkable
 class Tokenizer(Protocol):
-    """Text <-> token ids. Immutable, safe to share between threads."""
+    """Text <-> ids. Ordinary text never becomes a marker id."""
 
     @property
-    def vocab_size(self) -> int:
-        """Number of ids; every id is in [0, vocab_size)."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of everything that decides ids; equal digests tokenise equally."""
+        """Changes when any id changes its meaning."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ordinary text. Never a special id, even where ``text`` spells a marker."""
+        """Ids of ordinary text; marker names in it stay text."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; ``decode(encode(text)) == text``. Special ids decode to their names.
-
-        ChatError for an id outside the vocabulary.
-        """
+        """Text of ids; markers appear by name."""
         ...
 
     def special_id(self, name: str) -> int:
-        """Id of a marker such as "<|im_end|>"; ChatError when this vocabulary lacks it."""
+        """Id of a marker; KeyError for an unknown name."""
         ...
-
-    def is_special(self, token_id: int) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CallText:
-    """A tool call as the model writes it: ``name_text`` is "functions.lookup:0"."""
-
-    name_text: str
-    arguments_text: str
-
-
-Role = Literal["system", "user", "assistant", "tool"]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a dialogue."""
-
-    role: Role
-    text: str = ""
-    calls: tuple[CallText, ...] = ()
-    """Assistant only."""
-    call_id: str = ""
-    """Tool only: ``name_text`` of the call that this result answers."""
-    reasoning: str = ""
-    """Assistant only; kept in the history, because a history that is rewritten cannot be
-    append-only."""
