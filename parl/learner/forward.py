@@ -1,0 +1,60 @@
+"""Log-probabilities of trained tokens under the current policy; the only coupling to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.model import PolicyModel
+from engine.model.sequences import forward_sequences
+from parl.learner.batching import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """Over the n trained tokens of a micro-batch: logprobs (with gradient), entropy (nats), old
+    logprobs, advantages float32 [n]; flipped bool [n]: the router, left alone, would have sent the
+    predicting position elsewhere than the engine did. flips / choices count all positions."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    flipped: Tensor
+    flips: int
+    choices: int
+
+
+def token_stats(model: PolicyModel, batch: MicroBatch) -> TokenStats:
+    """Predict token t from position t - 1 for every masked t."""
+    hidden, chosen, rows = forward_sequences(model, batch.token_ids, batch.lengths, batch.experts)
+    longest = batch.token_ids.shape[1]
+    target = batch.mask.flatten().nonzero()[:, 0]
+    # row number of the predicting position t - 1 among the real rows
+    row_of = torch.zeros(batch.mask.numel(), dtype=torch.long)
+    row_of[rows] = torch.arange(len(rows))
+    source = row_of[target - 1]
+    log_probs = model.logits(hidden[source]).log_softmax(dim=-1)
+    picked = log_probs.gather(1, batch.token_ids.flatten()[target, None])[:, 0]
+    with torch.no_grad():
+        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+    flipped = torch.zeros(len(target), dtype=torch.bool)
+    flips, choices = 0, 0
+    if batch.experts is not None:
+        recorded = batch.experts.flatten(0, 1)[rows]
+        # the last position of a sequence has no record; it predicts nothing
+        known = (rows % longest) < (batch.lengths[rows // longest] - 1)
+        differs = (recorded != chosen).any(dim=-1)
+        flips, choices = int(differs[known].sum()), int(known.sum()) * differs.shape[1]
+        flipped = differs.any(dim=-1)[source]
+    return TokenStats(
+        picked,
+        entropy,
+        batch.old_logprobs.flatten()[target],
+        batch.advantages.flatten()[target],
+        flipped,
+        flips,
+        choices,
+    )

@@ -1,0 +1,178 @@
+"""TokenLearner: parameters, optimizers and one step at a time. Pure torch, no Ray.
+
+With fixed threads its results are a function of state and input, bit for bit: samples are sorted,
+micro-batches follow from lengths, gradients are accumulated in that order.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.model import PolicyModel
+from parl.learner.batching import MicroBatch, micro_batches
+from parl.learner.config import LearnerConfig
+from parl.learner.forward import TokenStats, token_stats
+from parl.learner.losses import LOSSES
+from parl.learner.optim.build import build_optimizers
+from parl.learner.state import load_state, save_state
+from parl.trajectory import TrainingSample
+
+AllReduce = Callable[[Tensor], Tensor]
+"""Sum of a flat tensor over all ranks; identity for one rank."""
+
+
+class TokenLearner:
+    """Satisfies parl.rounds.ports.LearnerPort in process; RLlib's Learner delegates to it."""
+
+    def __init__(
+        self, model: PolicyModel, config: LearnerConfig, all_reduce: AllReduce | None = None
+    ) -> None:
+        self.model = model
+        self.config = config
+        self._all_reduce = all_reduce or (lambda tensor: tensor)
+        self._build_optimizers()
+        self.num_updates = 0
+
+    def _build_optimizers(self) -> None:
+        self.muon, self.adamw = build_optimizers(self.model, self.config.optim)
+
+    def reset_optimizers(self) -> None:
+        """Forget momentum and restore configured rates (between warm start and RL)."""
+        self._build_optimizers()
+
+    def update(
+        self, samples: Sequence[TrainingSample], advantages: Sequence[float]
+    ) -> dict[str, float]:
+        """One policy-gradient step. Empty input (an idle rank) still joins the all-reduce."""
+        tally = _Tally()
+        local = float(sum(int(s.loss_mask.sum()) for s in samples))
+        norm = float(self._all_reduce(torch.tensor(local, dtype=torch.float64)))
+        keep = [
+            i
+            for i, advantage in enumerate(advantages)
+            if advantage != 0 or not self.config.skip_zero_advantage
+        ]
+        loss_fn = LOSSES[self.config.loss.kind]
+        self._zero_grad()
+        for batch in micro_batches(
+            [samples[i] for i in keep],
+            [advantages[i] for i in keep],
+            self.config.micro_batch_tokens,
+            with_experts=self.config.replay_experts,
+        ):
+            stats = token_stats(self.model, batch)
+            loss, masked = loss_fn(
+                stats.logprobs, stats.old_logprobs, stats.advantages, norm, self.config.loss
+            )
+            loss.backward()
+            tally.add(loss, stats, int(masked))
+        metrics = tally.metrics()
+        metrics["grad_norm"] = self._step()
+        metrics["num_tokens"] = norm
+        metrics["num_sequences"] = float(len(keep))
+        metrics["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.num_updates += 1
+        return metrics
+
+    def sft_update(
+        self, samples: Sequence[TrainingSample], muon_lr: float, adamw_lr: float
+    ) -> dict[str, float]:
+        """One cross-entropy step on masked tokens, with the given rates."""
+        norm = float(sum(int(s.loss_mask.sum()) for s in samples))
+        self._zero_grad()
+        total, correct = 0.0, 0
+        for batch in micro_batches(
+            samples, [0.0] * len(samples), self.config.micro_batch_tokens, with_experts=False
+        ):
+            stats = token_stats(self.model, batch)
+            loss = -stats.logprobs.sum() / norm
+            loss.backward()
+            total += loss.item()
+            correct += int((stats.logprobs > -0.693).sum())
+        for group in self.muon.param_groups:
+            group["lr"] = muon_lr
+        for group in self.adamw.param_groups:
+            group["lr"] = adamw_lr
+        return {"loss": total, "grad_norm": self._step(), "likely_share": correct / norm}
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Copies, so that a later step cannot change what was published."""
+        return {
+            name: tensor.detach().cpu().numpy().copy()
+            for name, tensor in self.model.state_dict().items()
+        }
+
+    def save(self, folder: Path) -> None:
+        save_state(self, folder)
+
+    def restore(self, folder: Path) -> None:
+        load_state(self, folder)
+
+    def _zero_grad(self) -> None:
+        self.muon.zero_grad(set_to_none=True)
+        self.adamw.zero_grad(set_to_none=True)
+
+    def _step(self) -> float:
+        """All-reduce, clip by the global norm, step both optimizers; returns the norm."""
+        parameters = [
+            p for g in (self.muon, self.adamw) for pg in g.param_groups for p in pg["params"]
+        ]
+        flat = torch.cat(
+            [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters]
+        )
+        flat = self._all_reduce(flat)
+        norm = float(torch.linalg.vector_norm(flat))
+        flat = flat * min(1.0, self.config.optim.grad_clip / (norm + 1e-6))
+        start = 0
+        for parameter in parameters:
+            parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+        self.muon.step()
+        self.adamw.step()
+        return norm
+
+
+class _Tally:
+    """Sums over micro-batches, in float64."""
+
+    def __init__(self) -> None:
+        self.loss = self.entropy = self.abs_dlogp = self.kl = 0.0
+        self.max_dlogp = 0.0
+        self.tokens = self.clean = self.masked = self.flips = self.choices = 0
+
+    def add(self, loss: Tensor, stats: TokenStats, masked: int) -> None:
+        delta = (stats.logprobs.detach() - stats.old_logprobs).double()
+        same = delta[~stats.flipped].abs()
+        self.loss += float(loss)
+        self.entropy += float(stats.entropy.double().sum())
+        self.tokens += len(delta)
+        self.clean += len(same)
+        self.masked += masked
+        self.flips += stats.flips
+        self.choices += stats.choices
+        if len(same):
+            self.abs_dlogp += float(same.sum())
+            self.max_dlogp = max(self.max_dlogp, float(same.max()))
+        # k3 estimator of KL(engine || learner): r - 1 - log r (Schulman, "Approximating KL")
+        self.kl += float((delta.exp() - 1 - delta).sum())
+
+    def metrics(self) -> dict[str, float]:
+        tokens, clean = max(self.tokens, 1), max(self.clean, 1)
+        return {
+            "loss": self.loss,
+            "entropy": self.entropy / tokens,
+            "max_abs_dlogp": self.max_dlogp,
+            "mean_abs_dlogp": self.abs_dlogp / clean,
+            "mismatch_kl": self.kl / tokens,
+            "masked_share": self.masked / tokens,
+            "expert_flip_share": self.flips / max(self.choices, 1),
+        }
+
+
+__all__ = ["AllReduce", "MicroBatch", "TokenLearner"]
