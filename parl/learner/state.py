@@ -57,7 +57,7 @@ def load_state(learner: TokenLearner, folder: Path) -> None:
     learner.reset_optimizers()
     for group, rate in zip(_groups(learner), meta["rates"], strict=True):
         group["lr"] = rate
-    names = {name: parameter for name, parameter in learner.model.named_parameters()}
+    names = dict(learner.model.named_parameters())
     for key, tensor in state.items():
         kind, name, field = key.split("|")
         optimizer = learner.muon if kind == "muon" else learner.adamw
