@@ -149,7 +149,7 @@ class _Tally:
     def add(self, loss: Tensor, stats: TokenStats, masked: int) -> None:
         delta = (stats.logprobs.detach() - stats.old_logprobs).double()
         same = delta[~stats.flipped].abs()
-        self.loss += float(loss)
+        self.loss += loss.item()
         self.entropy += float(stats.entropy.double().sum())
         self.tokens += len(delta)
         self.clean += len(same)

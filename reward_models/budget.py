@@ -1,0 +1,34 @@
+"""Token budgets from what a task says about its size, and whether they are fair to enforce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reward_models.config import BudgetConfig
+
+
+def token_budget(units: Mapping[str, float], config: BudgetConfig) -> float | None:
+    """B = clip(sum rate * units, minimum, cap) over known units; None when no unit is known."""
+    known = [config.rates[name] * value for name, value in units.items() if name in config.rates]
+    if not known:
+        return None
+    return min(max(sum(known), config.minimum), config.cap)
+
+
+def feasible(fits: Sequence[bool], config: BudgetConfig) -> bool:
+    """phi >= phi_min over recent correct episodes; with too few of them nothing speaks against.
+
+    At phi = 0.05 two thirds of groups of 8 are entirely over budget and give no gradient.
+    """
+    if len(fits) < config.phi_min_samples:
+        return True
+    return sum(fits) / len(fits) >= config.phi_min
+
+
+def value_within(tokens: int, budget: float, config: BudgetConfig) -> float:
+    """What a fully correct answer of ``tokens`` keeps of its value, in [0, 1]."""
+    if tokens <= budget:
+        return 1.0
+    if config.over_budget == "hard":
+        return 0.0
+    return max(config.soft_floor, 1.0 - 0.5 * (tokens - budget) / budget)
