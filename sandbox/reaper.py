@@ -23,6 +23,11 @@ class LeaseRecord(Protocol):
     def data_json(self) -> Mapping[str, Any]: ...
 
 
+def process_host() -> str:
+    """Name of this machine, boot and pid namespace, as lease owners carry it."""
+    return process_owner().partition(":")[0]
+
+
 def reap_lease(lease: LeaseRecord) -> None:
     """Handler for ``LeaseBook.reap({LEASE_KIND: reap_lease})``."""
     reap_box(lease.data_json)
@@ -35,7 +40,7 @@ def reap_box(data: Mapping[str, Any]) -> None:
     (the owner died before it could write the pid) are found by their ``PARL_BOX`` variable.
     SandboxError when the box lives on another machine or something survives.
     """
-    here = process_owner().partition(":")[0]
+    here = process_host()
     if data["host"] != here:
         raise SandboxError(
             f"box {data['box_id']} lives on {data['host']}, this is {here}; reap it there"

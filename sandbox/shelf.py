@@ -12,6 +12,7 @@ from sandbox.backends.choice import Backend
 from sandbox.backends.process_box import ProcessBox
 from sandbox.backends.program import BoxProgram
 from sandbox.errors import SandboxError, SandboxLost
+from sandbox.reaper import process_host
 
 LEASE_KIND = "box"
 
@@ -145,7 +146,7 @@ class BoxShelf:
     def _lease(self, box_id: str, pid: int | None, owner: str) -> HeldLease:
         data = {
             "box_id": box_id,
-            "host": process_owner().partition(":")[0],
+            "host": process_host(),
             "process": None if pid is None else process_owner(pid),
             "owner": owner,
             **self._backend.footprint(box_id),

@@ -19,6 +19,7 @@ from sandbox.backends.processes import children_of, marked_processes
 from sandbox.backends.program import BoxProgram
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, SandboxLost, TaskError
+from sandbox.reaper import process_host, reap_box
 from tests.sandbox.conftest import CONFIG, RunInBox, need
 
 LEVELS = [Level.A, Level.B, Level.C]
@@ -284,11 +285,12 @@ def test_no_process_survives_a_killed_owner(level: Level):
     deadline = time.monotonic() + 2
     while (left := [p for i in ids for p in marked_processes(i)]) and time.monotonic() < deadline:
         time.sleep(0.02)
-    if level is Level.C:  # it promises no more than its process group
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        return
-    assert not left
+    assert not left or level is Level.C  # which promises no more than its process group
+    footprints = [need(level).footprint(box_id) for box_id in ids]
+    for box_id, footprint in zip(ids, footprints, strict=True):
+        reap_box({"box_id": box_id, "host": process_host(), "process": None, **footprint})
+    assert not any(Path(p).exists() for f in footprints for paths in f.values() for p in paths)
+    assert not any(marked_processes(box_id) for box_id in ids)
 
 
 def test_level_c_needs_permission():
