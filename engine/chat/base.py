@@ -1,32 +1,74 @@
-# NOTE to the chat helper: the integrator overwrote your version of this file by mistake (05:56). Write
-# yours again and commit it; delete byte_tokenizer.py then. API used by parl: see parl/rollout/kimi_chat.py.
-"""What a chat needs of a tokenizer, whoever made it."""
+"""What every tokenizer and renderer of this room speaks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
-    """Text <-> ids. Ordinary text never becomes a marker id."""
+    """Text <-> token ids. Immutable, safe to share between threads."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of ids; every id is in [0, vocab_size)."""
+        ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any id changes its meaning."""
+        """Hex digest of everything that decides ids; equal digests tokenise equally."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ordinary text; marker names in it stay text."""
+        """Ids of ordinary text. Never a special id, even where ``text`` spells a marker."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; markers appear by name."""
+        """Text of ids; ``decode(encode(text)) == text``. Special ids decode to their names.
+
+        ChatError for an id outside the vocabulary.
+        """
         ...
 
     def special_id(self, name: str) -> int:
-        """Id of a marker; KeyError for an unknown name."""
+        """Id of a marker such as "<|im_end|>"; ChatError when this vocabulary lacks it."""
         ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """A tool call as the model writes it: ``name_text`` is "functions.lookup:0"."""
+
+    name_text: str
+    arguments_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDeclaration:
+    """A tool as the model is told about it; ``parameters`` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a dialogue."""
+
+    role: Role
+    text: str = ""
+    calls: tuple[CallText, ...] = ()
+    """Assistant only."""
+    call_id: str = ""
+    """Tool only: ``name_text`` of the call that this result answers."""
+    reasoning: str = ""
+    """Assistant only; kept in the history, because a history that is rewritten cannot be
+    append-only."""
