@@ -193,8 +193,10 @@ class TurnReader:
     def _end_turn(self, seen: str) -> None:
         if self._at in (_At.NAME, _At.ARGUMENTS):
             self._fail_call(seen)
-        elif self._only_space_between(end=len(self._seen)) and self._in_section and not self._calls:
-            self._fail("section without a call")
+        elif self._at is _At.SECTION:
+            clean = self._only_space_between(end=len(self._seen))
+            if clean and not self._calls:
+                self._fail("section without a call")
         self._at = _At.DONE
 
     def _only_space_between(self, end: int | None = None) -> bool:
