@@ -41,18 +41,31 @@ def run(
     if dry_run:
         typer.echo(dump_toml(resolved), nl=False)
         return
-    from parl.cli.launch import start
+    from parl.cli.launch import drive
+    from parl.cli.runs import create_run
 
-    start(resolved, sys.stdout)
+    drive(create_run(resolved), sys.stdout)
 
 
 @app.command("resume")
 def resume(run_name: RunName, runs_dir: RunsDir = RUNS) -> None:
     """Go on where the ledger says the run is; a finished run only writes its report again."""
-    from parl.cli.launch import resume
+    from parl.cli.launch import drive
     from parl.cli.runs import find_run
 
-    resume(find_run(run_name, runs_dir), sys.stdout)
+    drive(find_run(run_name, runs_dir), sys.stdout)
+
+
+@app.command("list")
+def list_all(runs_dir: RunsDir = RUNS) -> None:
+    """Run folders, the oldest first."""
+    from parl.cli.runs import find_run, list_runs
+    from parl.report.history import read_history
+
+    for path in list_runs(runs_dir):
+        folder = find_run(str(path), runs_dir)
+        history = read_history(folder.open_ledger(), folder.run_id)
+        typer.echo(f"{path}  {history.status}  {len(history.rounds)}/{history.num_rounds} rounds")
 
 
 @app.command("status")
@@ -104,11 +117,18 @@ def submit(
     config: ConfigFiles,
     overrides: Overrides = [],  # noqa: B006 - typer reads the default, nobody writes to it
     address: Annotated[
-        str | None,
-        typer.Option(help="Ray head, like http://127.0.0.1:8265; default RAY_API_SERVER_ADDRESS."),
-    ] = None,
+        str, typer.Option(help="Dashboard of the head node; default RAY_API_SERVER_ADDRESS.")
+    ] = "",
+    token: Annotated[
+        str, typer.Option("--auth-token", help="File with the cluster's token; default as Ray's.")
+    ] = "",
+    python: Annotated[
+        str, typer.Option(help="Interpreter on the cluster; default: ours if it is this machine.")
+    ] = "",
 ) -> None:
     """`parl rl run` as a Ray job: wait for it, show its log, end with its exit code."""
-    from parl.cli.launch import submit
+    from parl.cli.submit import submit_run
 
-    submit(config, overrides, address)
+    code = submit_run(config, overrides, address=address, token=token, python=python)
+    if code != 0:
+        raise typer.Exit(code)

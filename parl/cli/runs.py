@@ -1,8 +1,14 @@
-"""Run folders: find one by id or path, read its configuration, open its ledger."""
+"""Run folders: make one, find one by id or path, open its ledger, be its only driver."""
 
 from __future__ import annotations
 
 import difflib
+import fcntl
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.toml"
 LEDGER_FILE = "ledger.db"
+LOCK_FILE = "driver.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,91 @@ class RunFolder:
         from infra.db.engine import open_ledger
 
         return open_ledger(self.ledger_url, create=False, durable=self.config.run.durable)
+
+
+def create_run(config: RunConfig) -> RunFolder:
+    """A new folder ``<run.dir>/<run.name>-<number>`` with config.toml, and the run's ledger row.
+
+    ConfigError when the folder cannot be made; LedgerError when the ledger cannot be written (the
+    folder is removed again then: nothing has happened yet).
+    """
+    import shutil
+
+    from infra.config import config_hash, dump_toml
+    from infra.db.engine import open_ledger
+    from parl.store.store import Store
+
+    try:
+        path = _new_folder(Path(config.run.dir), config.run.name)
+        (path / CONFIG_FILE).write_text(dump_toml(config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir = {config.run.dir!r}: {error.strerror}; expected a folder we may write"
+        ) from error
+    folder = RunFolder(path.resolve(), config)
+    try:
+        ledger = open_ledger(folder.ledger_url, durable=config.run.durable)
+        Store(ledger, folder.run_id).create_run(
+            name=config.run.name,
+            kind="rl",
+            seed=config.run.seed,
+            config=config.model_dump(mode="json"),
+            config_hash=config_hash(config),
+            code_commit=code_commit(),
+            run_dir=str(folder.path),
+        )
+    except BaseException:
+        shutil.rmtree(path)
+        raise
+    return folder
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """The first free number; two starting at once get two numbers."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = parent / f"{name}-{number:03d}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("unreachable: itertools.count does not end")
+
+
+@contextmanager
+def sole_driver(folder: RunFolder) -> Iterator[None]:
+    """Hold the run's lock; the kernel frees it when this process ends, however it ends.
+
+    RunError when another process drives the run: two would commit into each other's rounds.
+    """
+    from parl.errors import RunError
+
+    with (folder.path / LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RunError(
+                f"run {folder.run_id} is driven by process {file.read().strip() or '?'} already; "
+                "wait for it or stop it, then resume"
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def code_commit() -> str:
+    """HEAD of the checkout this code runs from; empty for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def find_run(reference: str | None, parent: Path) -> RunFolder:

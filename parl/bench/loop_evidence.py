@@ -1,0 +1,77 @@
+"""``python -m parl.bench.loop_evidence``: what the closed loop promises, shown by running it.
+
+Items: seed-1..3 and control-1 (the demo), undisturbed and kill-00..09 (kill -9 sweep), job-ok and
+job-fails (Ray jobs). Each is one record in evidence/loop.json with the commit; items that have a
+record are skipped, so an interrupted call is simply repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from parl.bench import demo_runs, job_runs, kill_sweep
+from parl.bench.command import ROOT
+from parl.bench.records import Item, Records
+
+FOLDER = ROOT / "evidence"
+
+
+def all_items(folder: Path) -> list[Item]:
+    """Cheapest first: a broken build shows before the long runs."""
+    work = folder / "loop"
+    return [*kill_sweep.items(work), *job_runs.items(work), *demo_runs.items(work)]
+
+
+def main(
+    only: Annotated[
+        list[str], typer.Option(help="Names or their beginnings: seed, kill, kill-03, job.")
+    ] = [],  # noqa: B006 - typer reads the default, nobody writes to it
+    limit: Annotated[int | None, typer.Option(help="Measure at most this many items now.")] = None,
+    redo: Annotated[bool, typer.Option("--redo", help="Measure again what has a record.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where records and run folders go.")] = FOLDER,
+) -> None:
+    """Exit 1 when a record says that something does not hold."""
+    records = Records(folder / "loop.json")
+    chosen = [i for i in all_items(folder) if not only or i.name.startswith(tuple(only))]
+    todo = [item for item in chosen if redo or item.name not in records][:limit]
+    for number, item in enumerate(todo, start=1):
+        typer.echo(f"[{number}/{len(todo)}] {item.name} ...")
+        record = records.run(item)
+        typer.echo(f"    {'ok' if record['ok'] else 'FAILED'} in {record['seconds']:.0f} s")
+        if not record["ok"]:
+            typer.echo(json.dumps(record, indent=1))
+    made = {item.name: records.get(item.name) for item in chosen if item.name in records}
+    typer.echo(f"{summary(made)}\n{records.path}: {len(made)} of {len(chosen)} records")
+    if not all(record["ok"] for record in made.values()):
+        sys.exit(1)
+
+
+def summary(made: dict[str, dict[str, Any]]) -> str:
+    """One line a group of records."""
+    lines = []
+    seeds = [made[name] for name in made if name.startswith("seed-") and "gain" in made[name]]
+    if seeds:
+        lines.append(
+            f"demo: success {_mean(seeds, 'success_before'):.3f} -> "
+            f"{_mean(seeds, 'success_after'):.3f}, tokens {_mean(seeds, 'tokens_change'):+.0%}, "
+            f"wall {_mean(seeds, 'wall_s'):.0f} s, mean of {len(seeds)} seeds"
+        )
+    kills = [made[name] for name in made if name.startswith("kill-")]
+    if kills:
+        same = sum(not record["differences"] for record in kills)
+        lines.append(f"kills: {same} of {len(kills)} runs bit-identical to the undisturbed one")
+    lines += [f"FAILED: {name}" for name, record in made.items() if not record["ok"]]
+    return "\n".join(lines)
+
+
+def _mean(records: list[dict[str, Any]], key: str) -> float:
+    return sum(record[key] for record in records) / len(records)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,42 @@
+"""``parl rl submit``: `parl rl run` as a Ray job."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.cluster.jobs import DEFAULT_ADDRESS, submit
+from infra.config import dump_toml, load_config
+from parl.config import RunConfig
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+def submit_run(
+    files: Sequence[Path], overrides: Sequence[str], *, address: str, token: str, python: str
+) -> int:
+    """Submit, follow the log, return the exit code (the cause of a failure is on stderr).
+
+    The configuration is resolved here, so a mistake in it costs no job; ConfigError then. Relative
+    paths in it mean this machine's current folder, for the job's own folder is temporary.
+    """
+    config = load_config(RunConfig, files, overrides)
+    section = config.run.model_copy(update={"dir": str(Path(config.run.dir).absolute())})
+    config = config.model_copy(update={"run": section})
+    with tempfile.TemporaryDirectory(prefix="parl-job-") as folder:
+        (Path(folder) / "config.toml").write_text(dump_toml(config), encoding="utf-8")
+        return submit(
+            [python or _python(address), "-m", "parl.cli.main", "rl", "run", "-c", "config.toml"],
+            working_dir=Path(folder),
+            address=address,
+            auth_token_path=token,
+        )
+
+
+def _python(address: str) -> str:
+    """This interpreter when the cluster is this machine, else whatever the image calls python."""
+    host = urlsplit(address or DEFAULT_ADDRESS).hostname
+    return sys.executable if host in LOCAL_HOSTS else "python"
