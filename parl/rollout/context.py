@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from engine.errors import ContextLost
+from engine.errors import CapacityError, ContextLost
 from engine.runtime.protocol import ModelRuntime
 from engine.runtime.types import ContextId, ContextPolicy, Sampling, StepRequest, StepResult
 from parl.errors import StaleWeights
@@ -112,11 +112,21 @@ class EpisodeContext:
         return result
 
     async def _open(self) -> ContextId:
+        """A context with all tokens so far; waits while the engine has no room for another."""
+        pause_s = self._settings.backoff_s
+        async with self._wait("engine.room"):
+            while True:
+                try:
+                    return await self._open_now()
+                except CapacityError:
+                    # others hold the slots or blocks, and give them back when their episodes end
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 1.0)
+
+    async def _open_now(self) -> ContextId:
         if self._parent is not None and not self._num_reported and not self._unsent:
-            async with self._wait("engine.fork"):
-                return await self._runtime.fork(self._parent, self._policy)
-        async with self._wait("engine.init_context"):
-            return await self._runtime.init_context(self._tokens, self._policy)
+            return await self._runtime.fork(self._parent, self._policy)
+        return await self._runtime.init_context(self._tokens, self._policy)
 
     def _wait(self, what: str):
         timeout_s = self._deadline.within(self._settings.step_timeout_s)

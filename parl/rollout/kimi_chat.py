@@ -25,7 +25,7 @@ class KimiChat:
         return (self._renderer.end_id,)
 
     def prompt(self, task: TaskSpec) -> np.ndarray:
-        tools = [ToolDeclaration(t.name, t.description, t.parameters) for t in task.tools]
+        tools = [ToolDeclaration(t.name, t.description, t.schema) for t in task.tools]
         return np.array(
             self._renderer.prompt(self._system, task.instruction, tools), dtype=np.int32
         )

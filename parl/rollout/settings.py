@@ -20,7 +20,8 @@ class RolloutSettings:
     deterministic: bool = True
     """ContextPolicy.deterministic of every context."""
     max_context: int | None = None
-    """The engine's longest context; a longer episode ends with token_budget. None = unlimited."""
+    """The engine's longest context; a longer episode ends with token_budget. None = a worker
+    asks the engine; outside a worker there is no limit."""
     start_timeout_s: float = 60.0
     """Getting a box and setting its world up."""
     step_timeout_s: float = 120.0

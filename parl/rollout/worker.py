@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -102,10 +102,21 @@ class RolloutWorker:
 async def _run_groups(
     groups: Sequence[GroupJob], world: World, hooks: Hooks, name: str, deadline_s: float | None
 ) -> list[Trajectory]:
+    world = await _with_max_context(world, name)
     if deadline_s is None:
         return await _run_all(groups, world, hooks)
     async with world.waits.on(name, f"its {len(groups)} groups", deadline_s):
         return await _run_all(groups, world, hooks)
+
+
+async def _with_max_context(world: World, name: str) -> World:
+    """The engine knows how long a context may get; an episode that fills it is over budget."""
+    settings = world.settings
+    if settings.max_context is not None:
+        return world
+    async with world.waits.on(name, "engine.info", settings.step_timeout_s):
+        info = await world.runtime.info()
+    return replace(world, settings=replace(settings, max_context=info.max_context))
 
 
 async def _run_all(groups: Sequence[GroupJob], world: World, hooks: Hooks) -> list[Trajectory]:

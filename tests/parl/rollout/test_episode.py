@@ -212,6 +212,14 @@ def test_a_full_engine_is_tried_again():
     assert boxes.num_opened == 2
 
 
+def test_an_engine_without_room_is_waited_for():
+    """Opening a context is patient, since others give theirs back; nothing restarts."""
+    task = lookup_task()
+    world, _, boxes = make_world(oracle_policy(task), faults=dict.fromkeys(range(1, 6), "full"))
+    assert_same_tokens(run(world, make_job(task)), undisturbed(task))
+    assert boxes.num_opened == 1
+
+
 def test_a_hanging_engine_is_an_infrastructure_error_that_names_the_wait():
     """Not the agent's timeout: it did nothing wrong."""
     task = lookup_task()
