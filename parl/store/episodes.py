@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from infra.db.models import EpisodeRow, EventRow, RewardPartRow, TaskRow, ToolCallRow, TurnRow
+from infra.db.models import Base, EpisodeRow, EventRow, RewardPartRow, TaskRow, ToolCallRow, TurnRow
 from parl.errors import RunError
 from parl.rollout.jobs import EpisodeJob
 from parl.store.codec import call_values, differences, episode_values, to_trajectory, turn_values
@@ -20,6 +20,15 @@ from sandbox.task import TaskSpec
 
 FAILED = (Outcome.INFRA_ERROR, Outcome.CANCELLED)
 """Outcomes that say nothing about the policy; such an episode may be reopened."""
+
+# the two statements an episode costs are built once, and without the ORM: a round waits for them
+_EPISODE = Base.metadata.tables["episode"]
+_STATE = select(_EPISODE.c.state, _EPISODE.c.attempt, _EPISODE.c.worker, _EPISODE.c.outcome).where(
+    _EPISODE.c.id == bindparam("key")
+)
+_CHANGE = update(_EPISODE).where(_EPISODE.c.id == bindparam("key"))
+_ADD_TURNS = insert(Base.metadata.tables["turn"])
+_ADD_CALLS = insert(Base.metadata.tables["tool_call"])
 
 
 def in_round(run_id: str, phase: str, index: int):
@@ -105,15 +114,15 @@ def _add_tasks(session: Session, tasks: dict[str, TaskSpec]) -> None:
 
 def mark_running(session: Session, episode_id: str, worker: str, reason: str) -> int:
     """A (further) attempt; an event tells of every one after the first."""
-    row = get(session, episode_id)
+    row = _state_of(session, episode_id)
     check_transition(episode_id, row.state, "running")
-    row.state = "running"
-    row.attempt += 1
-    if row.attempt > 1:
-        data = {"attempt": row.attempt, "worker": worker, "before": row.worker, "reason": reason}
-        session.add(_event(row, "episode_reissued", data))
-    row.worker = worker
-    return row.attempt
+    attempt = row.attempt + 1
+    change = {"state": "running", "attempt": attempt, "worker": worker}
+    session.connection().execute(_CHANGE, {"key": episode_id, **change})
+    if attempt > 1:
+        data = {"attempt": attempt, "worker": worker, "before": row.worker, "reason": reason}
+        session.add(_event(get(session, episode_id), "episode_reissued", data))
+    return attempt
 
 
 def finish(session: Session, trajectory: Trajectory) -> bool:
@@ -122,19 +131,26 @@ def finish(session: Session, trajectory: Trajectory) -> bool:
     A second finish with other content raises RunError, unless it only reports a failure: a worker
     that was given up on may still say that it failed.
     """
-    row = get(session, trajectory.episode_id)
+    episode_id = trajectory.episode_id
+    row = _state_of(session, episode_id)
     if row.outcome is not None:
-        return _finished_again(session, row, trajectory)
-    check_transition(trajectory.episode_id, row.state, "finished")
-    row.state = "finished"
-    for name, value in episode_values(trajectory).items():
-        setattr(row, name, value)
+        return _finished_again(session, get(session, episode_id), trajectory)
+    check_transition(episode_id, row.state, "finished")
+    connection = session.connection()
+    change = {"state": "finished", **episode_values(trajectory)}
+    connection.execute(_CHANGE, {"key": episode_id, **change})
     turns, calls = turn_values(trajectory), call_values(trajectory)
     if turns:
-        session.execute(insert(TurnRow), turns)
+        connection.execute(_ADD_TURNS, turns)
     if calls:
-        session.execute(insert(ToolCallRow), calls)
+        connection.execute(_ADD_CALLS, calls)
     return True
+
+
+def _state_of(session: Session, episode_id: str):
+    """state, attempt, worker and outcome of one episode."""
+    row = session.connection().execute(_STATE, {"key": episode_id}).one_or_none()
+    return get(session, episode_id) if row is None else row  # get raises and says so
 
 
 def _finished_again(session: Session, row: EpisodeRow, trajectory: Trajectory) -> bool:
