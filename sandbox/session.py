@@ -34,8 +34,10 @@ class RawCall:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the model reads next. ``error`` is a short class name ("unknown_tool", "bad_json",
-    "bad_arguments", "tool_error") or None; ``stop`` set = the episode is over."""
+    """What the model reads next. ``error`` is a short class name or None: "unparsable",
+    "unknown_tool", "forbidden_tool", "bad_json", "bad_arguments" (the call did not run),
+    "tool_error" (it ran and failed), "env_error". ``loop`` is "detector:warn" or "detector:stop".
+    ``stop`` set = the episode is over."""
 
     text: str
     error: str | None = None

@@ -66,8 +66,15 @@ class BoxShelf:
 
     async def fill(self) -> None:
         """Open boxes until ``size`` are warm; after a failure the ones already open stay."""
+
+        async def warm() -> None:
+            self._idle.append(await self._open(""))
+
         missing = self._size - len(self._idle) - len(self._out)
-        self._idle += await asyncio.gather(*(self._open("") for _ in range(missing)))
+        done = await asyncio.gather(*(warm() for _ in range(missing)), return_exceptions=True)
+        for failure in done:
+            if failure is not None:
+                raise failure
 
     async def take(self, owner: str, timeout_s: float) -> ProcessBox:
         """A pristine box; SandboxError when none came free in time. The lease names ``owner``."""
@@ -122,7 +129,11 @@ class BoxShelf:
         while self._idle:
             box = self._idle.pop()
             if box.alive:
-                await asyncio.to_thread(self._lease, box.box_id, box.pid, owner)
+                try:
+                    await asyncio.to_thread(self._lease, box.box_id, box.pid, owner)
+                except BaseException:
+                    await self._discard(box)
+                    raise
                 return box
             self.stats.lost += 1
             await self._discard(box)
@@ -139,7 +150,11 @@ class BoxShelf:
             # open leaves nothing behind when it fails
             await asyncio.to_thread(self._leases.release, self._lease_ids.pop(box_id))
             raise
-        await asyncio.to_thread(self._lease, box_id, box.pid, owner)
+        try:
+            await asyncio.to_thread(self._lease, box_id, box.pid, owner)
+        except BaseException:
+            await self._discard(box)
+            raise
         self.stats.opened += 1
         return box
 

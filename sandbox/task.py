@@ -250,8 +250,16 @@ def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
     )
 
 
-def _read(folder: Path, name: str) -> str:
+def _inside(folder: Path, name: str) -> Path:
+    """``folder/name``; a link that leaves the folder would read the host's files into a box."""
     path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise TaskError(f"{path}: leads out of the task folder, to {path.resolve()}; copy the file")
+    return path
+
+
+def _read(folder: Path, name: str) -> str:
+    path = _inside(folder, name)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -259,7 +267,7 @@ def _read(folder: Path, name: str) -> str:
 
 
 def _read_data(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
+    path = _inside(folder, name)
     if not path.exists():
         return {}
     try:

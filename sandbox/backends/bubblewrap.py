@@ -126,6 +126,8 @@ class BubblewrapBackend:
             "TMPDIR": WORKDIR,
             "LANG": "C.UTF-8",
         }
+        if self._interpreter.library_path is not None:
+            environment["LD_LIBRARY_PATH"] = str(self._interpreter.library_path)
         arguments.append("--clearenv")
         for name, value in environment.items():
             arguments += ["--setenv", name, value]

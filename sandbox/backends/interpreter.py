@@ -17,12 +17,14 @@ _CHECK = "import sqlite3, ctypes, resource, ast, json"
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """``binds``: host directories to show read-only at the same place; ``links``: symbolic links
-    (name, target) that stand for them; ``hidden``: directories below ``binds`` to cover up."""
+    (name, target) that stand for them; ``hidden``: directories below ``binds`` to cover up;
+    ``library_path``: where a Python outside /usr keeps libpython (the box has no ld.so.cache)."""
 
     path: Path
     binds: tuple[Path, ...]
     links: tuple[tuple[Path, str], ...]
     hidden: tuple[Path, ...]
+    library_path: Path | None = None
 
 
 def find_interpreter() -> Interpreter:
@@ -69,4 +71,5 @@ def _layout(path: Path) -> Interpreter:
         binds += [prefix / "bin", prefix / "lib"]
         # site-packages may hold PARL itself: the answers and verifiers of shipped tasks
         hidden += sorted(prefix.glob("lib/python3*/site-packages"))
+        return Interpreter(real, tuple(binds), tuple(links), tuple(hidden), prefix / "lib")
     return Interpreter(real, tuple(binds), tuple(links), tuple(hidden))

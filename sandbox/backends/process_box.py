@@ -94,7 +94,7 @@ class ProcessBox:
             raise SandboxLost(
                 f"box {self.box_id}: {method} not answered within {timeout_s:g} s; killed"
             ) from error
-        except (OSError, EOFError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, RecursionError) as error:
             code = self._process.poll()
             await self.kill()
             raise SandboxLost(
@@ -165,7 +165,7 @@ class ProcessBox:
                 await send_frame(self._sock, agent_source())
                 await send_frame(self._sock, json.dumps(hello).encode())
                 self._pristine = (await receive_json(self._sock))["value"]
-        except (TimeoutError, OSError, EOFError, ValueError, KeyError) as error:
+        except (TimeoutError, OSError, EOFError, ValueError, KeyError, RecursionError) as error:
             await self.kill()
             raise SandboxLost(
                 f"box {self.box_id} did not start: {self._last_words() or error!r}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.catalog.base import Split
-from sandbox.catalog.lookup_calc.family import LookupCalc, asked_keys
+from sandbox.catalog.lookup_calc.family import LETTERS, LookupCalc, asked_keys
 from sandbox.catalog.registry import get_family, list_families, list_tasks
 from sandbox.errors import TaskError
 from sandbox.fakes import InProcessSession
@@ -47,16 +47,18 @@ def test_importing_the_registry_is_light():
 
 
 @pytest.mark.parametrize("task_type", FAMILY.task_types)
-def test_train_and_heldout_share_nothing(task_type: str):
+@pytest.mark.parametrize("letters", [LETTERS, LETTERS[:8]])
+def test_train_and_heldout_share_nothing(task_type: str, letters: str):
     """No held-out (keys, values) is ever trained on, over several seeds."""
+    family = LookupCalc(keys=letters)
 
     def drawn(split: Split, count: int) -> set[tuple]:
         keys = [(seed, index) for seed in (0, 1) for index in range(count)]
-        return {content(FAMILY.instance(*key, split, task_type)) for key in keys}
+        return {content(family.instance(*key, split, task_type)) for key in keys}
 
     train, heldout = drawn("train", 1500), drawn("heldout", 500)
     assert not train & heldout
-    assert len(heldout) > 30
+    assert len(heldout) > 10 and len(train) > 2 * len(heldout)
 
 
 @pytest.mark.parametrize("task_type", FAMILY.task_types)
@@ -78,7 +80,7 @@ def test_instances_are_pure_functions_of_their_key(task_type: str):
 
 def test_the_draws_never_change():
     """Golden: stored runs name instances by (seed, index), so the draw is part of the format."""
-    spec = FAMILY.instance(0, 0, "train", "add")
+    spec = LookupCalc(keys=LETTERS).instance(0, 0, "train", "add")
     assert spec.instruction == "add v j"
     assert spec.environment.data["store"] == {"v": 2, "j": 8, "y": 5, "g": 4, "i": 6, "z": 5}
 
@@ -91,6 +93,8 @@ def test_budget_and_minimum_tokens_are_set():
     assert family.instance(0, 0, "train", "add").min_tokens == 7
     with pytest.raises(TaskError, match="no task type 'sub'; known: lookup, add"):
         LookupCalc(min_tokens={"sub": 7})
+    with pytest.raises(TaskError, match="6 or more different letters"):
+        LookupCalc(keys="abcdea")
     with pytest.raises(TaskError, match="unknown split 'test'"):
         FAMILY.instance(0, 0, "test", "add")  # type: ignore[arg-type]
 
@@ -161,3 +165,14 @@ def test_exported_folder_works_under_plain_harbor(tmp_path: Path):
     assert reward() == 0.0
     subprocess.run(["sh", folder / "solution/solve.sh", app], check=True)
     assert reward() == 1.0
+
+
+def test_a_task_folder_cannot_read_the_host_through_links(tmp_path: Path):
+    """A link out of the folder would carry a host file into a box."""
+    folder = tmp_path / "task"
+    FAMILY.export(FAMILY.instance(1, 2, "train", "lookup"), folder)
+    (tmp_path / "secret.py").write_text("x = 1")
+    (folder / "tools" / "tools.py").unlink()
+    (folder / "tools" / "tools.py").symlink_to(tmp_path / "secret.py")
+    with pytest.raises(TaskError, match="leads out of the task folder"):
+        load_task(folder)

@@ -378,3 +378,32 @@ def test_a_reused_pid_is_not_killed():
     assert process.poll() is None
     process.kill()
     process.wait()
+
+
+def test_a_pool_that_cannot_warm_leaves_nothing():
+    """Code that does not load: the error, no box, no lease."""
+    need(Level.B)
+    leases = MemoryLeases()
+    broken = ToolBundle("broken", "import nonsense", "")
+    pool = SandboxPool(broken, size=2, leases=leases, config=SandboxConfig(level="B"))
+    with pytest.raises(TaskError, match="nonsense"):
+        asyncio.run(pool.start())
+    assert not leases.held
+
+
+def test_a_lease_that_cannot_be_written_stops_the_box():
+    """No row, no process; no pid in the row, no process either."""
+
+    class Failing(MemoryLeases):
+        def acquire(self, kind: str, ref: str, ttl_s: float, data: dict[str, Any]) -> Any:
+            if data["process"] is not None:
+                raise OSError("disk full")
+            started.append(ref)
+            return super().acquire(kind, ref, ttl_s, data)
+
+    started: list[str] = []
+    leases = Failing()
+    pool = pool_of(leases=leases)
+    with pytest.raises(OSError, match="disk full"):
+        asyncio.run(pool.acquire(spec_of(0)))
+    assert len(started) == 1 and not leases.held and not marked_processes(started[0])

@@ -27,6 +27,7 @@ from sandbox.task import TaskSpec, ToolBundle, spec_from_manifest
 HERE = Path(__file__).parent
 TASK_TYPES = ("lookup", "add")
 KEYS = string.ascii_lowercase
+LETTERS = string.ascii_lowercase
 NUM_KEYS = 6
 NUM_ASKED = {"lookup": 1, "add": 2}
 HELDOUT_BUCKETS = 5
@@ -41,8 +42,14 @@ class LookupCalc:
     name = "lookup_calc"
     task_types = TASK_TYPES
 
-    def __init__(self, min_tokens: Mapping[str, int] | None = None) -> None:
-        """``min_tokens``: fewest sampled tokens of a correct solution, by task type."""
+    def __init__(self, min_tokens: Mapping[str, int] | None = None, keys: str = KEYS) -> None:
+        """``min_tokens``: fewest sampled tokens of a correct solution, by task type. ``keys``: the
+        characters keys are drawn from, at least six different lower-case letters."""
+        if len(set(keys)) != len(keys) or len(keys) < NUM_KEYS or set(keys) - set(LETTERS):
+            raise TaskError(
+                f"lookup_calc keys {keys!r}: expected {NUM_KEYS} or more different letters a-z"
+            )
+        self._keys = keys
         self._min_tokens = {**DEFAULT_MIN_TOKENS, **(min_tokens or {})}
         for task_type in self._min_tokens:
             _expect_type(task_type)
@@ -70,7 +77,7 @@ class LookupCalc:
             raise TaskError(f"unknown split {split!r}; expected 'train' or 'heldout'")
         draws = _Draws(f"lookup_calc|{seed}|{index}|{split}|{task_type}")
         while True:
-            keys = draws.sample(KEYS, NUM_KEYS)
+            keys = draws.sample(self._keys, NUM_KEYS)
             store = {key: 1 + draws.below(9) for key in keys}
             asked = keys[: NUM_ASKED[task_type]]
             if (split == "heldout") == is_heldout(task_type, asked, [store[key] for key in asked]):
