@@ -30,7 +30,10 @@ class RunSection(ConfigModel):
 class TasksSection(ConfigModel):
     family: str = "lookup_calc"
     mix: dict[str, float] = {"lookup": 0.5, "add": 0.5}
-    """Share of each task type; a round takes round(share * num_prompts) prompts of each."""
+    """Share of each task type among the prompts of a round (largest remainder)."""
+    min_tokens: dict[str, int] = {}
+    """Fewest sampled tokens of a correct solution by task type, with this run's tokenizer; it
+    replaces the author's estimate."""
 
 
 class ChatSection(ConfigModel):
@@ -79,10 +82,14 @@ class WarmStartSection(ConfigModel):
     """... asks again for something it knows with this probability."""
     guess: float = Field(0.3, ge=0, le=1)
     """... answers too early with a guess with this probability."""
+    num_demonstrations: int = Field(1024, ge=1)
+    """Training instances that transcripts are written for; batches draw from them."""
     muon_lr: float = 0.015
     adamw_lr: float = 3e-3
-    decay_share: float = Field(0.4, ge=0, le=1)
-    """Linear decay to zero over this last share of all steps."""
+    sloppy_rate: float = Field(0.3, ge=0)
+    """Rates of the sloppy part over those of the clean part."""
+    decay_share: float = Field(0.5, ge=0, le=1)
+    """Each part decays linearly to zero over this last share of its steps."""
 
 
 class RoundsSection(ConfigModel):

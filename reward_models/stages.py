@@ -1,8 +1,8 @@
 """Staged rewards: budgets while a type is learnt (stage 0), efficiency once it is (stage 1).
 
-R0 = -rho if violation, else C * [not open or T <= B]; R1 = -rho if violation, else C (1 + w E) where
-the type's gate is open, C elsewhere. Wrong answers have no length term in either stage. Scoring is a
-pure function of (episode, state); the state is a pure fold over episodes in ledger order.
+R0 = -rho if violation, else C * [not open or T <= B]; R1 = -rho if violation, else C (1 + w E)
+where the type's gate is open, C elsewhere. Wrong answers have no length term. Scoring is a pure
+function of (episode, state); the state is a pure fold over episodes in ledger order.
 """
 
 from __future__ import annotations

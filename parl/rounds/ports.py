@@ -40,13 +40,20 @@ class LearnerPort(Protocol):
     """Owns parameters and optimizer state; pure function of what it is given."""
 
     def update(
-        self, samples: Sequence[TrainingSample], advantages: Sequence[np.ndarray]
+        self, samples: Sequence[TrainingSample], advantages: Sequence[float]
     ) -> dict[str, float]:
-        """One optimizer step on one round; advantages are float32 scalars or [T] arrays."""
+        """One optimizer step on one round, an advantage a sample; metrics hold at least loss and
+        grad_norm."""
         ...
 
-    def sft_update(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+    def sft_update(
+        self, samples: Sequence[TrainingSample], muon_lr: float, adamw_lr: float
+    ) -> dict[str, float]:
         """One cross-entropy step on the tokens whose loss_mask is 1."""
+        ...
+
+    def reset_optimizers(self) -> None:
+        """Forget momentum and go back to the configured rates."""
         ...
 
     def weights(self) -> dict[str, np.ndarray]:

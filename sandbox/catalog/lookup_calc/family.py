@@ -26,7 +26,7 @@ from sandbox.task import TaskSpec, ToolBundle, spec_from_manifest
 
 HERE = Path(__file__).parent
 TASK_TYPES = ("lookup", "add")
-KEYS = string.ascii_lowercase
+KEYS = string.ascii_lowercase[:8]
 LETTERS = string.ascii_lowercase
 NUM_KEYS = 6
 NUM_ASKED = {"lookup": 1, "add": 2}

@@ -1,0 +1,89 @@
+"""Checkpoints that are there whole or not at all: temp folder, fsync, rename, then a ledger row.
+
+A checkpoint's hash is the sha256 over its files' relative names and contents. A folder that no
+committed row names is left over from a crash and is deleted at start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from parl.errors import CheckpointError
+
+TEMP_PREFIX = ".tmp-"
+
+
+class Saves(Protocol):
+    def save(self, folder: Path) -> None: ...
+
+
+def write_checkpoint(learner: Saves, root: Path, name: str) -> tuple[Path, str]:
+    """Save into ``root/name`` atomically; returns the path and its hash."""
+    root.mkdir(parents=True, exist_ok=True)
+    target = root / name
+    temp = root / f"{TEMP_PREFIX}{name}"
+    if temp.exists():
+        shutil.rmtree(temp)
+    temp.mkdir()
+    learner.save(temp)
+    digest = hash_folder(temp)
+    for path in _files(temp):
+        _fsync(path)
+    _fsync(temp)
+    if target.exists():
+        # Same name without a row: the crash came between rename and commit. Replayed bits replace it.
+        shutil.rmtree(target)
+    temp.rename(target)
+    _fsync(root)
+    return target, digest
+
+
+def verify_checkpoint(path: Path, expected: str) -> None:
+    """CheckpointError unless ``path`` is the folder whose hash the ledger committed."""
+    if not path.is_dir():
+        raise CheckpointError(
+            f"checkpoint {path} is missing; the ledger names it, so restore the folder from a copy"
+        )
+    found = hash_folder(path)
+    if found != expected:
+        raise CheckpointError(
+            f"checkpoint {path} has hash {found[:12]}, the ledger expects {expected[:12]}: "
+            "files were changed after the commit; restore the folder from a copy"
+        )
+
+
+def sweep(root: Path, named: Iterable[Path]) -> list[Path]:
+    """Delete folders under ``root`` that are not in ``named``; returns what was deleted."""
+    if not root.is_dir():
+        return []
+    keep = {path.resolve() for path in named}
+    removed = [p for p in sorted(root.iterdir()) if p.is_dir() and p.resolve() not in keep]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed
+
+
+def hash_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in _files(folder):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

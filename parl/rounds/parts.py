@@ -1,0 +1,76 @@
+"""What every process of a run builds from the config alone: chat, family, tasks, settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.chat.tokenizers import ByteTokenizer
+
+from engine.chat.renderer import KimiRenderer
+from infra.errors import ConfigError
+from parl.config import RunConfig
+from parl.rollout.kimi_chat import KimiChat
+from parl.rollout.settings import RolloutSettings
+from parl.rounds.jobs import JobMaker
+from parl.rounds.tasks import TaskSource
+from parl.sft.warm_start import WarmStart
+from sandbox.catalog.base import Family
+from sandbox.catalog.registry import get_family
+from sandbox.config import SandboxConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """Equal configs give equal parts, so driver and workers need not send them around."""
+
+    config: RunConfig
+    renderer: KimiRenderer
+    chat: KimiChat
+    family: Family
+    tasks: TaskSource
+
+    @staticmethod
+    def of(config: RunConfig) -> RunParts:
+        """ConfigError when vocabulary and model differ, TaskError for an unknown family."""
+        tokenizer = ByteTokenizer(config.chat.words)
+        if tokenizer.vocab_size != config.model.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size={config.model.vocab_size}, but bytes, markers and "
+                f"{len(config.chat.words)} chat.words make {tokenizer.vocab_size}; set it to that"
+            )
+        renderer = KimiRenderer(tokenizer, config.chat.declare_tools)
+        family = get_family(config.tasks.family)
+        tasks = TaskSource(
+            family,
+            config.tasks.mix,
+            config.run.seed,
+            config.rollout.num_prompts,
+            config.tasks.min_tokens,
+        )
+        return RunParts(config, renderer, KimiChat(renderer, config.chat.system), family, tasks)
+
+    def jobs(self, run_id: str) -> JobMaker:
+        return JobMaker(self.config, run_id)
+
+    def warm_start(self) -> WarmStart:
+        return WarmStart(
+            self.config.warm_start,
+            family=self.family,
+            tasks=self.tasks.demonstrations,
+            chat=self.chat,
+            renderer=self.renderer,
+            seed=self.config.run.seed,
+        )
+
+
+def rollout_settings(config: RunConfig) -> RolloutSettings:
+    return RolloutSettings(
+        max_attempts=config.rollout.max_attempts,
+        max_concurrent=config.sandbox.pool_size,
+        deterministic=config.engine.deterministic,
+        call_timeout_s=config.sandbox.call_timeout_s + 5.0,
+    )
+
+
+def sandbox_config(config: RunConfig) -> SandboxConfig:
+    return SandboxConfig(level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local)
