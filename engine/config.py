@@ -8,15 +8,20 @@ from infra.config import ConfigModel
 
 
 class EngineConfig(ConfigModel):
-    max_context: int = Field(512, ge=1)
+    max_context: int = Field(default=512, ge=1)
     """Tokens a context may hold, prompt included."""
-    num_blocks: int = Field(4096, ge=1)
-    """KV blocks in the pool, shared by all contexts."""
-    block_size: int = Field(32, ge=1)
+    num_blocks: int = Field(default=4096, ge=1)
+    """KV blocks in the pool, shared by all contexts. When they run out, idle contexts lose theirs
+    first (recomputed at their next step), then the step that began last waits."""
+    block_size: int = Field(default=32, ge=1)
     """Tokens a KV block; also the step in which attention reads the cache."""
-    max_contexts: int = Field(1024, ge=1)
-    max_rows: int = Field(512, ge=32)
+    max_contexts: int = Field(default=1024, ge=1)
+    max_rows: int = Field(default=512, ge=32)
     """Token rows (decode and prefill together) a forward step computes at most."""
     deterministic: bool = True
     """Row bits independent of batch, slot and chunking: every matrix product runs in tiles of 32
-    rows. False lets the library pick kernels by batch size."""
+    rows, checked on this machine at start. False lets the library pick kernels by batch size."""
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    """Seeds the draws of contexts whose policy names none."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """torch threads of the process an EngineActor runs in; None leaves torch's default."""

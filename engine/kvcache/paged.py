@@ -41,6 +41,11 @@ class PagedKV:
             self.keys[layer][target] = self.keys[layer][source]
             self.values[layer][target] = self.values[layer][source]
 
+    def clear_block(self, block: int) -> None:
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[block] = 0.0
+            values[block] = 0.0
+
     def attend(self, layer: int, q: Tensor, tables: Tensor, positions: Tensor) -> Tensor:
         """q [N, A, D], tables int64 [N, J], positions int64 [N] -> [N, A, D].
 

@@ -17,9 +17,21 @@ class RunningStep:
     request: StepRequest
     future: Future[StepResult]
     start: int
+    stop_ids: frozenset[int]
+    epoch: int
+    """Weight swaps before this step: it runs when that many have been applied."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFork:
+    """A fork that waits until its parent's prompt is computed."""
+
+    child: ContextId
+    policy: ContextPolicy | None
+    future: Future[None]
 
 
 @dataclass(slots=True)
@@ -33,19 +45,20 @@ class Context:
     tokens: list[int]
     todo: list[int]
     experts: np.ndarray
-    """int16 [capacity, L, K]: routed experts by position."""
+    """int16 [capacity, L, K]: routed experts by position; ``record`` makes it grow."""
     blocks: dict[int, int] = field(default_factory=dict)
     """Logical block -> physical block."""
     reported: int = 0
+    served: int = 0
+    """Number of the batch this context last had rows in; the longest waiting goes first."""
+    began: int = 0
+    """Order in which steps began; when blocks run short, the last one gives way."""
     step: RunningStep | None = None
-    forks: list[Future[None]] = field(default_factory=list)
-    """Wait for everything but the last token to be computed."""
+    forks: list[WaitingFork] = field(default_factory=list)
 
     @property
-    def wants_rows(self) -> bool:
-        if self.step is not None:
-            return True
-        return bool(self.forks) and self.num_prefill > 0
+    def is_idle(self) -> bool:
+        return self.step is None and not self.forks
 
     @property
     def num_prefill(self) -> int:
@@ -57,8 +70,23 @@ class Context:
         available = len(self.todo) if self.step is not None else self.num_prefill
         return self.todo[: min(limit, available)]
 
-    def take_experts(self, end: int) -> tuple[np.ndarray, int]:
-        """Routing of positions [reported, end) not told yet, and where it starts."""
+    def rewind(self, length: int) -> None:
+        """Forget the tokens from ``length`` on; the last one left must be fed again."""
+        del self.tokens[length:]
+        self.todo = [p for p in self.todo if p < length - 1] + [length - 1]
+
+    def record(self, positions: list[int], experts: np.ndarray) -> None:
+        """Keep the routing int16 [n, L, K] of computed positions."""
+        if positions[-1] >= len(self.experts):
+            capacity = max(2 * len(self.experts), positions[-1] + 1)
+            grown = np.zeros((capacity, *self.experts.shape[1:]), np.int16)
+            grown[: len(self.experts)] = self.experts
+            self.experts = grown
+        self.experts[positions] = experts
+
+    def take_experts(self) -> tuple[np.ndarray, int]:
+        """Routing of computed positions not told yet, and where it starts."""
+        end = self.todo[0] if self.todo else len(self.tokens)
         start = self.reported
         self.reported = max(self.reported, end)
-        return self.experts[start:end].copy(), start
+        return self.experts[start : self.reported].copy(), start

@@ -16,6 +16,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
+_BITS = {"run_seed": 64, "round": 32, "task": 32, "sample": 16, "stream": 16}
 
 
 def philox4x32(counter: np.ndarray, key: np.ndarray, rounds: int = 10) -> np.ndarray:
@@ -32,15 +33,8 @@ def philox4x32(counter: np.ndarray, key: np.ndarray, rounds: int = 10) -> np.nda
 
 def check_key(draw: DrawKey) -> None:
     """ValueError when a field does not fit its word."""
-    limits = {"run_seed": 64, "round": 32, "task": 32, "sample": 16, "stream": 16}
-    for name, bits in limits.items():
-        value = {
-            "run_seed": draw.run_seed,
-            "round": draw.round,
-            "task": draw.task,
-            "sample": draw.sample,
-            "stream": draw.stream,
-        }[name]
+    for name, bits in _BITS.items():
+        value = getattr(draw, name)
         if not 0 <= value < 1 << bits:
             raise ValueError(
                 f"draw key {name}={value} does not fit {bits} bits, expected 0 or more"

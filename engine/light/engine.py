@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import structlog
+
 from engine.config import EngineConfig
 from engine.errors import ContextLost, EngineError, NotSupportedError
 from engine.light.scheduler import Scheduler
@@ -33,11 +35,16 @@ from engine.runtime.types import (
 )
 
 T = TypeVar("T")
-CAPABILITIES = frozenset({"logprobs", "experts", "fork", "evict", "draws", "deterministic"})
+Command = tuple[Callable[[Future[Any]], None], Future[Any]]
+log = structlog.get_logger(__name__)
 
 
 class LightEngine:
-    """ModelRuntime in this process. ``close`` ends the thread; open calls get ContextLost."""
+    """ModelRuntime in this process. ``close`` ends the thread; open calls get ContextLost.
+
+    A coroutine that is cancelled while it waits leaves nothing running: a new context is released,
+    a step is cancelled (what it sampled until then stays in the context, so release that).
+    """
 
     def __init__(
         self,
@@ -45,19 +52,23 @@ class LightEngine:
         config: EngineConfig | None = None,
         *,
         fetch_weights: Callable[[int | None], WeightSet] | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """``fetch_weights(None)`` gives the newest weights; without it the engine refuses to step
-        until ``load_weights``: a restarted engine must never serve random weights."""
+        until ``load_weights``: a restarted engine must never serve random weights.
+        ``on_failure`` is told, on the engine's thread, when a bug or lack of memory ends it."""
         self.config = config or EngineConfig()
         self._scheduler = Scheduler(model_config, self.config)
         self._vocab_size = model_config.vocab_size
         if fetch_weights is not None:
-            self._scheduler.load_weights(fetch_weights(None))
-        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._commands = queue.SimpleQueue()
-        self._closed = False
+            self._scheduler.load_now(fetch_weights(None))
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._open_calls: set[Future[Any]] = set()
+        self._end = ""
+        """How the engine ended; empty while it runs."""
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._loop, name="light-engine", daemon=True)
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._main, name="light-engine", daemon=True)
         self._thread.start()
 
     # -- MRI ------------------------------------------------------------------------------------
@@ -65,111 +76,144 @@ class LightEngine:
     async def init_context(
         self, token_ids: Sequence[int], policy: ContextPolicy, media: Sequence[Any] = ()
     ) -> ContextId:
-        if media:
-            raise NotSupportedError(
-                f"LightEngine got {len(media)} media items, it serves text only; drop them"
-            )
+        _check_media(media)
         ctx = ContextId(uuid.uuid4().hex)
         tokens = [int(token) for token in token_ids]
-        await self._ask(lambda: self._scheduler.open(ctx, tokens, policy))
+        await self._ask(
+            lambda: self._scheduler.contexts.open(ctx, tokens, policy),
+            undo=lambda: self._scheduler.release(ctx),
+        )
         return ctx
 
     async def append(
         self, ctx: ContextId, token_ids: Sequence[int], media: Sequence[Any] = ()
     ) -> None:
-        if media:
-            raise NotSupportedError(
-                f"LightEngine got {len(media)} media items, it serves text only; drop them"
-            )
+        _check_media(media)
         tokens = [int(token) for token in token_ids]
-        await self._ask(lambda: self._scheduler.append(ctx, tokens))
+        await self._ask(lambda: self._scheduler.contexts.append(ctx, tokens))
 
     async def forward_step(self, request: StepRequest) -> StepResult:
-        pending = await self._ask(lambda: self._scheduler.begin_step(request))
-        return await asyncio.wrap_future(pending)
+        return await self._wait(
+            lambda future: self._scheduler.begin_step(request, future),
+            undo=lambda: self._scheduler.cancel(request.ctx),
+        )
 
     async def cancel(self, ctx: ContextId) -> None:
         await self._ask(lambda: self._scheduler.cancel(ctx))
 
     async def get_kv_summary(self, ctx: ContextId) -> KVSummary:
-        return await self._ask(lambda: self._scheduler.summary(ctx))
+        return await self._ask(lambda: self._scheduler.contexts.summary(ctx))
 
     async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:
-        return await self._ask(lambda: self._scheduler.evict(ctx, selector))
+        return await self._ask(lambda: self._scheduler.contexts.evict(ctx, selector))
 
     async def fork(self, ctx: ContextId, policy: ContextPolicy | None = None) -> ContextId:
-        ready = await self._ask(lambda: self._scheduler.prepare_fork(ctx))
-        await asyncio.wrap_future(ready)
         child = ContextId(uuid.uuid4().hex)
-        await self._ask(lambda: self._scheduler.fork(ctx, child, policy))
+
+        def begin(future: Future[None]) -> None:
+            self._scheduler.begin_fork(ctx, child, policy, future)
+
+        await self._wait(begin, undo=lambda: self._scheduler.release(child))
         return child
 
     async def release(self, ctx: ContextId) -> None:
         await self._ask(lambda: self._scheduler.release(ctx))
 
     async def load_weights(self, weights: WeightSet) -> int:
-        return await self._ask(lambda: self._scheduler.load_weights(weights))
+        return await self._wait(lambda future: self._scheduler.load_weights(weights, future))
 
     async def info(self) -> EngineInfo:
         return await self._ask(self._info)
 
     # -- thread ---------------------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        return bool(self._end)
+
     def close(self) -> None:
         """Stop the thread and wake every caller with ContextLost. Idempotent."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._commands.put(None)
+            if not self._end:
+                self._end = "was closed"
+                self._commands.put(None)
         self._thread.join()
 
-    async def _ask(self, call: Callable[[], T]) -> T:
+    async def _ask(self, call: Callable[[], T], undo: Callable[[], None] | None = None) -> T:
+        """Run ``call`` on the engine thread and return its value."""
+        return await self._wait(lambda future: future.set_result(call()), undo)
+
+    async def _wait(
+        self, start: Callable[[Future[T]], None], undo: Callable[[], None] | None = None
+    ) -> T:
+        """``start`` runs on the engine thread and sees to it that the future is resolved; ``undo``
+        follows it when the caller was cancelled meanwhile."""
         future: Future[T] = Future()
+        # a running future cannot be cancelled, so whoever resolves it later need not check
+        future.set_running_or_notify_cancel()
+        if not self._post(start, future):
+            raise ContextLost(f"LightEngine {self._end}; start a new one and rebuild the context")
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if undo is not None:
+                self._post(lambda undone: undone.set_result(undo()), Future())
+            raise
+
+    def _post(self, start: Callable[[Future[Any]], None], future: Future[Any]) -> bool:
+        """False when the engine has ended."""
         with self._lock:
-            if self._closed:
-                raise ContextLost("LightEngine is closed; start a new one and rebuild the context")
-            self._commands.put((call, future))
-        return await asyncio.wrap_future(future)
+            if not self._end:
+                self._commands.put((start, future))
+            return not self._end
+
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # a bug, or no memory: callers must not wait for a dead thread
+            log.exception("light_engine_failed")
+            with self._lock:
+                self._end = f"failed with {type(error).__name__}: {error}"
+            self._lose_all()
+            if self._on_failure is not None:
+                self._on_failure(error)
+        else:
+            self._lose_all()
 
     def _loop(self) -> None:
+        """Until ``close``: run what is in the queue, then one batch; sleep when idle."""
         while True:
-            idle = not self._scheduler.has_work
-            try:
-                command = self._commands.get(block=idle)
-            except queue.Empty:
-                self._scheduler.step()
-                continue
-            if command is None:
-                break
-            self._run(*command)
-            while not self._commands.empty():
+            wait = not self._scheduler.has_work
+            while wait or not self._commands.empty():
                 command = self._commands.get()
                 if command is None:
-                    self._end()
                     return
                 self._run(*command)
+                wait = False
             self._scheduler.step()
-        self._end()
 
-    def _run(self, call: Callable[[], Any], future: Future[Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _run(self, start: Callable[[Future[Any]], None], future: Future[Any]) -> None:
+        self._open_calls.add(future)
+        future.add_done_callback(self._open_calls.discard)
         try:
-            future.set_result(call())
+            start(future)
         except (EngineError, ValueError) as error:
             future.set_exception(error)
 
-    def _end(self) -> None:
-        lost = ContextLost("LightEngine was closed during the call; rebuild the context")
-        self._scheduler.abandon(lost)
+    def _lose_all(self) -> None:
+        lost = ContextLost(f"LightEngine {self._end} during the call; rebuild the context")
         while not self._commands.empty():
             command = self._commands.get()
-            if command is not None and command[1].set_running_or_notify_cancel():
-                command[1].set_exception(lost)
+            if command is not None:
+                self._open_calls.add(command[1])
+        for future in list(self._open_calls):
+            future.set_exception(lost)
 
     def _info(self) -> EngineInfo:
         usage = self._scheduler.usage()
+        capabilities = {"logprobs", "experts", "fork", "evict", "draws"}
+        if self.config.deterministic:
+            capabilities.add("deterministic")
         return EngineInfo(
             engine="light",
             mri_version=MRI_VERSION,
@@ -177,8 +221,15 @@ class LightEngine:
             weight_checksum=usage.weight_checksum,
             max_context=self.config.max_context,
             vocab_size=self._vocab_size,
-            capabilities=CAPABILITIES,
+            capabilities=frozenset(capabilities),
             num_contexts=usage.num_contexts,
             kv_bytes_used=usage.kv_bytes_used,
             kv_bytes_total=usage.kv_bytes_total,
+        )
+
+
+def _check_media(media: Sequence[Any]) -> None:
+    if media:
+        raise NotSupportedError(
+            f"LightEngine got {len(media)} media items, it serves text only; drop them"
         )

@@ -29,6 +29,16 @@ class RowBatch:
     sampled_rows: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """logits float32 [M, V]; experts int16 [N, L, K]; bad_rows bool [N], true where the hidden
+    state is NaN or infinite, None when there is no such row."""
+
+    logits: np.ndarray
+    experts: np.ndarray
+    bad_rows: np.ndarray | None
+
+
 class ModelRunner:
     """Owns parameters and KV storage; called by one thread."""
 
@@ -48,8 +58,7 @@ class ModelRunner:
         self.weight_checksum = ""
 
     @torch.inference_mode()
-    def run(self, batch: RowBatch) -> tuple[np.ndarray, np.ndarray]:
-        """(logits float32 [M, V], experts int16 [N, L, K])."""
+    def run(self, batch: RowBatch) -> BatchOutput:
         n = len(batch.token_ids)
         multiple = self._ops.row_multiple
         ids = pad_rows(torch.from_numpy(batch.token_ids), multiple)
@@ -65,37 +74,56 @@ class ModelRunner:
             return self.kv.attend(layer, q, tables, positions)
 
         hidden, experts = self.model(ids, positions, attend, ops=self._ops)
+        finite = torch.isfinite(hidden[:n]).all(dim=1).numpy()
         wanted = torch.from_numpy(batch.sampled_rows)
         rows = pad_rows(hidden[wanted], multiple)
         logits = self.model.logits(rows, self._ops)[: len(wanted)]
-        return logits.numpy(), experts[:n].to(torch.int16).numpy()
+        return BatchOutput(
+            logits.numpy(),
+            experts[:n].to(torch.int16).numpy(),
+            None if finite.all() else ~finite,
+        )
 
-    @torch.no_grad()
-    def load(self, weights: WeightSet) -> None:
-        """Check everything, then swap. WeightsError leaves the old weights in place."""
+    def check(self, weights: WeightSet) -> None:
+        """WeightsError unless the set is intact and fits this model."""
         verify_weight_set(weights)
-        mine = self.model.state_dict()
-        given = weights.tensors
+        version = weights.manifest.version
+        self._check_config(weights)
+        mine, given = self.model.state_dict(), weights.tensors
         if set(mine) != set(given):
             missing, extra = sorted(set(mine) - set(given)), sorted(set(given) - set(mine))
             raise WeightsError(
-                f"weight set {weights.manifest.version} does not fit this model: missing "
-                f"{missing[:3]}, unknown {extra[:3]}; expected the tensors of "
-                f"{self._model_config.num_hidden_layers} layers: check the model section"
+                f"weight set {version} does not fit this model: missing {missing[:3]}, unknown "
+                f"{extra[:3]}; expected the tensors of {self._model_config.num_hidden_layers} "
+                "layers: check the model section"
             )
         for name, tensor in mine.items():
-            if tuple(given[name].shape) != tuple(tensor.shape):
+            array = given[name]
+            if array.dtype != np.float32 or array.shape != tuple(tensor.shape):
                 raise WeightsError(
-                    f"weight set {weights.manifest.version}: {name} has shape "
-                    f"{tuple(given[name].shape)}, this model expects {tuple(tensor.shape)}; check "
-                    "the model section"
+                    f"weight set {version}: {name} is {array.dtype} {array.shape}, this model "
+                    f"expects float32 {tuple(tensor.shape)}; check the model section"
                 )
-            if not np.isfinite(given[name]).all():
+            if not np.isfinite(array).all():
                 raise WeightsError(
-                    f"weight set {weights.manifest.version}: {name} holds NaN or infinity; the "
-                    "learner diverged: resume from an older checkpoint"
+                    f"weight set {version}: {name} holds NaN or infinity; the learner diverged: "
+                    "resume from an older checkpoint"
                 )
-        for name, tensor in mine.items():
-            tensor.copy_(torch.from_numpy(np.array(given[name])))
+
+    def _check_config(self, weights: WeightSet) -> None:
+        """Equal shapes may hide another model (rope_theta, eps): compare the manifest's fields."""
+        mine = self._model_config.model_dump(mode="json")
+        for name, value in weights.manifest.model_config.items():
+            if name not in mine or mine[name] != value:
+                raise WeightsError(
+                    f"weight set {weights.manifest.version} was made with model.{name}={value}, "
+                    f"this engine has {mine.get(name)}; start both with the same model section"
+                )
+
+    @torch.no_grad()
+    def load(self, weights: WeightSet) -> None:
+        """Take over weights that ``check`` has passed."""
+        for name, tensor in self.model.state_dict().items():
+            tensor.copy_(torch.from_numpy(np.array(weights.tensors[name])))
         self.weight_version = weights.manifest.version
         self.weight_checksum = weights.manifest.checksum

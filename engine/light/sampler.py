@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.errors import InvalidStateError
 from engine.runtime.types import Sampling
+
+
+def check_sampling(params: Sampling) -> None:
+    """InvalidStateError for a setting that names no distribution."""
+    if params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
+        raise InvalidStateError(
+            f"{params}: expected temperature >= 0, 0 < top_p <= 1, top_k >= 0 (0 = all tokens)"
+        )
 
 
 def sample(

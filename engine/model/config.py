@@ -12,25 +12,25 @@ from infra.config import ConfigModel
 class ModelConfig(ConfigModel):
     """Defaults are the laptop-size policy of the demo, about 0.55 M parameters."""
 
-    vocab_size: int = Field(320, ge=1)
-    hidden_size: int = Field(96, ge=1)
-    num_hidden_layers: int = Field(3, ge=1)
-    first_k_dense_replace: int = Field(0, ge=0)
+    vocab_size: int = Field(default=320, ge=1)
+    hidden_size: int = Field(default=96, ge=1)
+    num_hidden_layers: int = Field(default=3, ge=1)
+    first_k_dense_replace: int = Field(default=0, ge=0)
     """The first k layers have a dense FFN of ``intermediate_size`` instead of experts."""
-    intermediate_size: int = Field(192, ge=1)
-    moe_intermediate_size: int = Field(96, ge=1)
-    n_routed_experts: int = Field(4, ge=1)
-    num_experts_per_tok: int = Field(2, ge=1)
-    n_shared_experts: int = Field(1, ge=0)
+    intermediate_size: int = Field(default=192, ge=1)
+    moe_intermediate_size: int = Field(default=96, ge=1)
+    n_routed_experts: int = Field(default=4, ge=1)
+    num_experts_per_tok: int = Field(default=2, ge=1)
+    n_shared_experts: int = Field(default=1, ge=0)
     routed_scaling_factor: float = 1.0
     norm_topk_prob: bool = True
-    num_attention_heads: int = Field(4, ge=1)
-    num_key_value_heads: int = Field(2, ge=1)
-    head_dim: int = Field(24, ge=2, multiple_of=2)
+    num_attention_heads: int = Field(default=4, ge=1)
+    num_key_value_heads: int = Field(default=2, ge=1)
+    head_dim: int = Field(default=24, ge=2, multiple_of=2)
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
-    max_position_embeddings: int = Field(2048, ge=1)
+    max_position_embeddings: int = Field(default=2048, ge=1)
     initializer_range: float = 0.02
 
     @model_validator(mode="after")

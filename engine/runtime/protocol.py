@@ -42,7 +42,7 @@ class ModelRuntime(Protocol):
         ...
 
     async def forward_step(self, request: StepRequest) -> StepResult:
-        """Sample tokens; they become part of the context."""
+        """Sample tokens; they become part of the context. A step that raises adds none."""
         ...
 
     async def cancel(self, ctx: ContextId) -> None:
@@ -69,7 +69,8 @@ class ModelRuntime(Protocol):
     async def load_weights(self, weights: WeightSet) -> int:
         """Verify and swap atomically at a step boundary; returns the active version.
 
-        WeightsError leaves the old weights active. KV of live contexts is recomputed by the next
+        WeightsError leaves the old weights active. Running steps end under the old weights first,
+        later ones wait for the swap: a StepResult has one weight version. KV of live contexts is recomputed by the next
         step with the new weights.
         """
         ...

@@ -19,8 +19,8 @@ class DrawKey:
     """Names a stream of random draws: u = Philox(run_seed, round, task, sample, stream, position).
 
     ``position`` is the index of the drawn token in its context, so a draw never depends on worker,
-    attempt or call order (house 4.7). All fields are non-negative; run_seed < 2**64, the others
-    < 2**32 (stream < 2**16).
+    attempt or call order (house 4.7). All fields are non-negative; run_seed < 2**64,
+    round and task < 2**32, sample and stream < 2**16.
     """
 
     run_seed: int
@@ -119,7 +119,7 @@ class WeightManifest:
     version: int
     checksum: str
     tensors: dict[str, str]
-    model_config: dict[str, object] = field(default_factory=dict)
+    model_config: dict[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass(frozen=True, slots=True)
