@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from reward_models.config import BudgetConfig
 
 
-def token_budget(units: Mapping[str, float], config: BudgetConfig) -> float | None:
-    """B = clip(sum rate * units, minimum, cap) over known units; None when no unit is known."""
+def size(units: Mapping[str, float], config: BudgetConfig) -> float | None:
+    """sum rate * units over known units, in tokens; None when no unit is known."""
     known = [config.rates[name] * value for name, value in units.items() if name in config.rates]
-    if not known:
-        return None
-    return min(max(sum(known), config.minimum), config.cap)
+    return sum(known) if known else None
+
+
+def token_budget(units: Mapping[str, float], config: BudgetConfig) -> float | None:
+    """B = clip(size, minimum, cap); None (no budget) when no unit is known."""
+    tokens = size(units, config)
+    return None if tokens is None else min(max(tokens, config.minimum), config.cap)
 
 
 def feasible(fits: Sequence[bool], config: BudgetConfig) -> bool:
@@ -31,4 +35,6 @@ def value_within(tokens: int, budget: float, config: BudgetConfig) -> float:
         return 1.0
     if config.over_budget == "hard":
         return 0.0
+    if budget <= 0:
+        return config.soft_floor
     return max(config.soft_floor, 1.0 - 0.5 * (tokens - budget) / budget)

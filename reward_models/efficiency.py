@@ -14,17 +14,24 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def minimum_tokens(
-    author: float | None, correct: Sequence[int], config: EfficiencyConfig
+def refreshed_minimum(
+    rates: Sequence[float], before: float | None, config: EfficiencyConfig
 ) -> float | None:
-    """m = max(author, q10 of verified correct lengths); q10 needs ``min_correct`` of them.
+    """q10 of T/u over verified correct episodes, u being the task's size; ``before`` with fewer
+    than ``min_correct`` of them, and never more than ``max_refresh_drop`` below it.
 
     Not the running minimum: one lucky short guess would ratchet the floor down.
     """
-    if len(correct) < config.min_correct:
-        return author
-    measured = quantile(correct, 0.10)
-    return measured if author is None else max(author, measured)
+    if len(rates) < config.min_correct:
+        return before
+    fresh = quantile(rates, 0.10)
+    return fresh if before is None else max(fresh, before * (1 - config.max_refresh_drop))
+
+
+def minimum_tokens(author: float | None, rate: float | None, size: float) -> float | None:
+    """m(x) = max(author's estimate, rate * u(x)) of one task; None when neither is known."""
+    known = [m for m in (author, None if rate is None else rate * size) if m is not None]
+    return max(known) if known else None
 
 
 def efficiency(tokens: int, minimum: float, reference: float, config: EfficiencyConfig) -> float:

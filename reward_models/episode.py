@@ -52,11 +52,11 @@ class Episode:
     num_bad_calls: int = 0
     num_repairs: int = 0
     final_text: str = ""
-    budget_units: dict[str, float] = field(default_factory=dict)
+    budget_units: dict[str, float] = field(default_factory=dict[str, float])
     min_tokens: int | None = None
     max_tokens: int | None = None
     group_key: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,25 +7,31 @@ function of (episode, state); the state is a pure fold over episodes in ledger o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from reward_models import gate
-from reward_models.budget import feasible, token_budget, value_within
+from reward_models.budget import feasible, size, token_budget, value_within
 from reward_models.config import RewardConfig
-from reward_models.efficiency import efficiency, minimum_tokens, quantile
+from reward_models.efficiency import efficiency, minimum_tokens, quantile, refreshed_minimum
 from reward_models.episode import UNSCORED, VIOLATIONS, Episode, RewardBreakdown
 from reward_models.state import RewardState, TypeState
 
-FORMULA_VERSION = "staged-1"
+FORMULA_VERSION = "staged-2"
 Event = dict[str, Any]
 
 __all__ = ["FORMULA_VERSION", "Event", "RewardModel", "RewardState"]
 
 
 class RewardModel:
-    """Composes gate, budget and efficiency; holds nothing but its config."""
+    """Composes gate, budget and efficiency; holds nothing but its config.
+
+    Every correct answer is worth more than every wrong one (0), and that more than a violation
+    (-rho). The one exception is the hard budget of stage 0, which makes an over-long correct answer
+    worth as much as a wrong one.
+    """
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
@@ -76,18 +82,27 @@ class RewardModel:
     def _stage1(
         self, episode: Episode, correct: float, parts: dict[str, float], state: RewardState
     ) -> RewardBreakdown:
-        known = state.of(episode.task_type)
-        if not state.is_open(episode.task_type) or known.minimum is None or known.reference is None:
+        if not state.in_force(episode.task_type):
             return self._answer(correct, parts, "correct; type not gated open")
         config = self.config.efficiency
-        tokens = episode.num_tokens
-        parts["efficiency"] = (
-            correct * config.weight * efficiency(tokens, known.minimum, known.reference, config)
-        )
-        reason = f"correct, {tokens} tokens, floor {config.floor_factor * known.minimum:g}"
-        if config.floor_mode == "penalty" and tokens < config.floor_factor * known.minimum:
+        known = state.of(episode.task_type)
+        minimum = minimum_tokens(episode.min_tokens, known.minimum, self._size(episode))
+        if minimum is None or known.reference is None:
+            return self._answer(correct, parts, "correct; no floor or reference length known yet")
+        tokens, floor = episode.num_tokens, config.floor_factor * minimum
+        gain = config.weight * efficiency(tokens, minimum, known.reference, config)
+        parts["efficiency"] = correct * gain
+        if config.floor_mode == "penalty" and tokens < floor:
             parts["below_floor"] = -correct * config.floor_penalty
-        return self._answer(sum(parts.values()), parts, reason)
+        return self._answer(
+            sum(parts.values()),
+            parts,
+            f"correct, {tokens} tokens, floor {floor:g}, reference {known.reference:g}",
+        )
+
+    def _size(self, episode: Episode) -> float:
+        """u(x): 1 for a task without known units, so that its rate is its length."""
+        return size(episode.budget_units, self.config.budget) or 1.0
 
     def _answer(self, total: float | None, parts: dict[str, float], reason: str) -> RewardBreakdown:
         return RewardBreakdown(total, parts, (reason,), FORMULA_VERSION)
@@ -97,70 +112,87 @@ class RewardModel:
     def fold(
         self, state: RewardState, episodes: Sequence[Episode]
     ) -> tuple[RewardState, list[Event]]:
-        """State after one update of ``episodes`` (in ledger order), and what changed."""
+        """State after one update of ``episodes`` (in ledger order), and what changed.
+
+        Only scored episodes count; an update without any changes nothing but its number.
+        """
         events: list[Event] = []
         types = dict(state.types)
         scored = [e for e in episodes if e.outcome not in UNSCORED]
-        for name in sorted({e.task_type for e in scored}):
+        traffic = Counter(e.task_type for e in scored)
+        for name in sorted(traffic):
             rows = [e for e in scored if e.task_type == name]
             types[name] = self._fold_type(name, state.of(name), rows, events)
-        after = replace(state, types=types)
-        traffic = {name: sum(e.task_type == name for e in scored) for name in types}
-        return self._switch(after, traffic, events)
+        after = replace(state, types=types, num_updates=state.num_updates + 1)
+        after = self._switch(after, traffic, events)
+        return self._freeze(state, after, events), events
 
     def _fold_type(
         self, name: str, before: TypeState, rows: Sequence[Episode], events: list[Event]
     ) -> TypeState:
         config = self.config
-        opened = gate.update(before.gate, [e.correctness or 0.0 for e in rows], config.gate)
+        opened = gate.update(before.gate, [_correctness(e) for e in rows], config.gate)
         if opened.open != before.gate.open:
             data = {"open": opened.open, "accuracy": opened.accuracy, "n": len(opened.recent)}
             events.append({"kind": "gate", "key": name, "data": data})
-        correct = [e for e in rows if e.correctness == 1.0]
-        lengths = (*before.correct_tokens, *(e.num_tokens for e in correct))
-        lengths = lengths[-config.efficiency.reference_window :]
+        correct = [e for e in rows if _correctness(e) == 1.0]
+        window = config.efficiency.reference_window
+        lengths = (*before.correct_tokens, *(e.num_tokens for e in correct))[-window:]
+        rates = (*before.correct_rates, *(e.num_tokens / self._size(e) for e in correct))[-window:]
         budgets = [(e.num_tokens, token_budget(e.budget_units, config.budget)) for e in correct]
         fits = (*before.fits, *(t <= b for t, b in budgets if b is not None))
         fits = fits[-config.budget.phi_window :]
         guarded = not feasible(fits, config.budget)
         if guarded != before.guarded:
-            share = sum(fits) / len(fits)
-            events.append(
-                {"kind": "budget_guard", "key": name, "data": {"on": guarded, "phi": share}}
-            )
-        authors = [e.min_tokens for e in rows if e.min_tokens is not None]
-        minimum = before.minimum
-        if minimum is None or opened.open != before.gate.open:
-            # frozen while the gate holds its state, or the floor would chase the policy
-            fresh = minimum_tokens(max(authors) if authors else None, lengths, config.efficiency)
-            if fresh is not None and minimum is not None:
-                fresh = max(fresh, minimum * (1 - config.efficiency.max_refresh_drop))
-            minimum = fresh if fresh is not None else minimum
-        reference = quantile(lengths, 0.90) if lengths else before.reference
-        if opened.open and before.gate.open and before.reference is not None:
-            reference = before.reference
-        if (minimum, reference) != (before.minimum, before.reference) and opened.open:
-            data = {"minimum": minimum, "reference": reference}
-            events.append({"kind": "reference", "key": name, "data": data})
-        return TypeState(opened, lengths, fits, minimum, reference, guarded)
+            data = {"on": guarded, "phi": sum(fits) / len(fits)}
+            events.append({"kind": "budget_guard", "key": name, "data": data})
+        reference = quantile(lengths, 0.90) if lengths else None
+        return TypeState(opened, lengths, rates, fits, before.minimum, reference, guarded)
 
     def _switch(
-        self, state: RewardState, traffic: dict[str, int], events: list[Event]
-    ) -> tuple[RewardState, list[Event]]:
+        self, state: RewardState, traffic: Counter[str], events: list[Event]
+    ) -> RewardState:
+        """Choose the stage of the next update."""
         schedule = self.config.schedule
-        if schedule.kind != "progressive":
-            return state, events
-        open_types = [name for name in traffic if state.is_open(name)]
-        total = sum(traffic.values())
+        total = traffic.total()
+        open_types = sorted(name for name in traffic if state.is_open(name))
         share = sum(traffic[name] for name in open_types) / total if total else 0.0
-        enough = share >= schedule.traffic_share and len(open_types) >= schedule.min_types
-        streak = state.open_streak + 1 if enough else 0
-        stage = state.stage
-        if stage == 0 and streak >= schedule.open_updates:
-            stage = 1
-        elif stage == 1 and not enough:
-            stage = 0
+        stage, streak = state.stage, state.open_streak
+        if schedule.kind == "toggle":
+            stage = (state.num_updates // schedule.toggle_every) % 2
+        elif schedule.kind == "progressive" and total:
+            enough = share >= schedule.traffic_share and len(open_types) >= schedule.min_types
+            streak = streak + 1 if enough else 0
+            if not enough:
+                stage = 0
+            elif streak >= schedule.open_updates:
+                stage = 1
         if stage != state.stage:
             data = {"stage": stage, "open_types": open_types, "traffic_share": share}
             events.append({"kind": "stage", "key": "", "data": data})
-        return replace(state, stage=stage, open_streak=streak), events
+        return replace(state, stage=stage, open_streak=streak)
+
+    def _freeze(self, before: RewardState, after: RewardState, events: list[Event]) -> RewardState:
+        """Measure each floor when it comes into force and then leave it: a floor that followed the
+        policy down would reward ever shorter answers."""
+        types = dict(after.types)
+        for name, known in sorted(after.types.items()):
+            if not after.in_force(name):
+                continue
+            if known.minimum is None or not before.in_force(name):
+                rates, last = known.correct_rates, known.minimum
+                minimum = refreshed_minimum(rates, last, self.config.efficiency)
+                types[name] = replace(known, minimum=minimum)
+            now, then = types[name], before.of(name)
+            if (now.minimum, now.reference) != (then.minimum, then.reference):
+                data = {"minimum": now.minimum, "reference": now.reference}
+                events.append({"kind": "reference", "key": name, "data": data})
+        return replace(after, types=types)
+
+
+def _correctness(episode: Episode) -> float:
+    """C as the gate counts it: before any budget effect, 0 for a violation whatever it reached."""
+    if episode.outcome in VIOLATIONS:
+        return 0.0
+    assert episode.correctness is not None, f"{episode.episode_id}: scored without correctness"
+    return episode.correctness

@@ -11,14 +11,19 @@ from reward_models.gate import GateState
 
 @dataclass(frozen=True, slots=True)
 class TypeState:
-    """One task type. ``correct_tokens``: lengths of recent correct episodes, oldest first;
-    ``fits``: whether each kept its budget; ``minimum`` and ``reference``: m and L_ref in force."""
+    """One task type. Windows hold recent correct episodes, oldest first."""
 
     gate: GateState = field(default_factory=GateState)
     correct_tokens: tuple[int, ...] = ()
+    """Lengths T."""
+    correct_rates: tuple[float, ...] = ()
+    """T/u, u being the size of the task (1 when it names no known unit)."""
     fits: tuple[bool, ...] = ()
+    """Whether each kept its budget, enforced or not."""
     minimum: float | None = None
+    """T/u below which the efficiency floor lies; frozen while it is in force."""
     reference: float | None = None
+    """L_ref, running."""
     guarded: bool = False
     """The feasibility guard suspends the budget."""
 
@@ -29,6 +34,7 @@ class RewardState:
 
     stage: int = 0
     open_streak: int = 0
+    num_updates: int = 0
     types: dict[str, TypeState] = field(default_factory=dict[str, TypeState])
 
     def is_open(self, task_type: str) -> bool:
@@ -38,16 +44,22 @@ class RewardState:
     def of(self, task_type: str) -> TypeState:
         return self.types.get(task_type, TypeState())
 
+    def in_force(self, task_type: str) -> bool:
+        """Correct answers of this type earn efficiency now."""
+        return self.stage == 1 and self.is_open(task_type)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> RewardState:
+        """Exact inverse of ``to_json``."""
         data: dict[str, Any] = json.loads(text)
         types = {
             name: TypeState(
                 gate=GateState(row["gate"]["open"], tuple(row["gate"]["recent"])),
                 correct_tokens=tuple(row["correct_tokens"]),
+                correct_rates=tuple(row["correct_rates"]),
                 fits=tuple(row["fits"]),
                 minimum=row["minimum"],
                 reference=row["reference"],
@@ -55,4 +67,4 @@ class RewardState:
             )
             for name, row in data["types"].items()
         }
-        return RewardState(data["stage"], data["open_streak"], types)
+        return RewardState(data["stage"], data["open_streak"], data["num_updates"], types)
