@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.model.model import PolicyModel
-from parl.learner.batching import MicroBatch, micro_batches
+from parl.learner.balance import move_router_bias
+from parl.learner.batching import micro_batches
 from parl.learner.config import LearnerConfig
 from parl.learner.forward import TokenStats, token_stats
 from parl.learner.losses import LOSSES
@@ -49,14 +50,15 @@ class TokenLearner:
     def update(
         self, samples: Sequence[TrainingSample], advantages: Sequence[float]
     ) -> dict[str, float]:
-        """One policy-gradient step. Empty input (an idle rank) still joins the all-reduce."""
+        """One policy-gradient step, an advantage a sample. The mismatch metrics compare with the
+        engine before the step. Empty input (an idle rank) still joins the all-reduce."""
+        assert len(samples) == len(advantages), (
+            f"{len(samples)} samples with {len(advantages)} advantages"
+        )
         tally = _Tally()
-        local = float(sum(int(s.loss_mask.sum()) for s in samples))
-        norm = float(self._all_reduce(torch.tensor(local, dtype=torch.float64)))
+        norm = self._num_tokens(samples)
         keep = [
-            i
-            for i, advantage in enumerate(advantages)
-            if advantage != 0 or not self.config.skip_zero_advantage
+            i for i, advantage in enumerate(advantages) if advantage != 0 or not self._skips_zero
         ]
         loss_fn = LOSSES[self.config.loss.kind]
         self._zero_grad()
@@ -74,6 +76,8 @@ class TokenLearner:
             tally.add(loss, stats, int(masked))
         metrics = tally.metrics()
         metrics["grad_norm"] = self._step()
+        if self.config.router_bias_rate:
+            self._balance(tally.loads)
         metrics["num_tokens"] = norm
         metrics["num_sequences"] = float(len(keep))
         metrics["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -84,7 +88,7 @@ class TokenLearner:
         self, samples: Sequence[TrainingSample], muon_lr: float, adamw_lr: float
     ) -> dict[str, float]:
         """One cross-entropy step on masked tokens, with the given rates."""
-        norm = float(sum(int(s.loss_mask.sum()) for s in samples))
+        norm = self._num_tokens(samples)
         self._zero_grad()
         total, correct = 0.0, 0
         for batch in micro_batches(
@@ -113,6 +117,22 @@ class TokenLearner:
 
     def restore(self, folder: Path) -> None:
         load_state(self, folder)
+
+    def _num_tokens(self, samples: Sequence[TrainingSample]) -> float:
+        """Generated tokens of the whole batch, over all ranks."""
+        local = float(sum(int(s.loss_mask.sum()) for s in samples))
+        total = float(self._all_reduce(torch.tensor(local, dtype=torch.float64)))
+        assert total > 0, f"no token of {len(samples)} samples is trained on"
+        return total
+
+    @property
+    def _skips_zero(self) -> bool:
+        return self.config.skip_zero_advantage and self.config.loss.tau == 0
+
+    def _balance(self, loads: Tensor | None) -> None:
+        shape = (self.model.config.num_moe_layers, self.model.config.n_routed_experts)
+        local = torch.zeros(shape, dtype=torch.float64) if loads is None else loads.double()
+        move_router_bias(self.model, self._all_reduce(local), self.config.router_bias_rate)
 
     def _zero_grad(self) -> None:
         self.muon.zero_grad(set_to_none=True)
@@ -145,6 +165,7 @@ class _Tally:
         self.loss = self.entropy = self.abs_dlogp = self.kl = 0.0
         self.max_dlogp = 0.0
         self.tokens = self.clean = self.masked = self.flips = self.choices = 0
+        self.loads: Tensor | None = None
 
     def add(self, loss: Tensor, stats: TokenStats, masked: int) -> None:
         delta = (stats.logprobs.detach() - stats.old_logprobs).double()
@@ -156,6 +177,7 @@ class _Tally:
         self.masked += masked
         self.flips += stats.flips
         self.choices += stats.choices
+        self.loads = stats.loads if self.loads is None else self.loads + stats.loads
         if len(same):
             self.abs_dlogp += float(same.sum())
             self.max_dlogp = max(self.max_dlogp, float(same.max()))
@@ -173,6 +195,3 @@ class _Tally:
             "masked_share": self.masked / tokens,
             "expert_flip_share": self.flips / max(self.choices, 1),
         }
-
-
-__all__ = ["AllReduce", "MicroBatch", "TokenLearner"]

@@ -60,7 +60,8 @@ def _prompt(group: GroupJob, world: World) -> np.ndarray | None:
 
 async def _open_prompt(group: GroupJob, world: World, prompt_ids: list[int]) -> ContextId | None:
     """The shared context; None when the engine is away, then each episode opens its own."""
-    policy = ContextPolicy(deterministic=world.settings.deterministic)
+    # nothing is sampled from it; the draw's task is what a router of several engines goes by
+    policy = ContextPolicy(deterministic=world.settings.deterministic, draw=group.jobs[0].draw)
     try:
         async with world.waits.on(group.key, "engine.init_context", world.settings.step_timeout_s):
             return await world.runtime.init_context(prompt_ids, policy)
