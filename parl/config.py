@@ -76,6 +76,8 @@ class WarmStartSection(ConfigModel):
     batch_size: int = Field(64, ge=1)
     sloppy_share: float = Field(0.9, ge=0, le=1)
     """Share of sloppy transcripts in the second part."""
+    early_sloppy_share: float = Field(default=0.25, ge=0, le=1)
+    """Share of sloppy transcripts in the first part, so that the second comes as no shock."""
     filler: float = Field(0.7, ge=0, le=1)
     """A sloppy transcript thinks aloud before a call with this probability."""
     redundant: float = Field(0.4, ge=0, le=1)

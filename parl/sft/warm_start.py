@@ -51,13 +51,12 @@ class WarmStart:
         total = config.clean_steps + config.sloppy_steps
         metrics: dict[str, float] = {}
         for step in range(total):
-            if step < config.clean_steps:
-                batch = [rng.choice(clean) for _ in range(config.batch_size)]
-            else:
-                batch = [
-                    rng.choice(rough if rng.random() < config.sloppy_share else clean)
-                    for _ in range(config.batch_size)
-                ]
+            first = step < config.clean_steps
+            share = config.early_sloppy_share if first else config.sloppy_share
+            batch = [
+                rng.choice(rough if rng.random() < share else clean)
+                for _ in range(config.batch_size)
+            ]
             scale = self._scale(step)
             metrics = learner.sft_update(batch, config.muon_lr * scale, config.adamw_lr * scale)
             report(step + 1, total, metrics["loss"])
