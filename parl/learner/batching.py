@@ -87,6 +87,9 @@ def _pad(
         experts[:] = np.arange(first.shape[2])
     for row, (sample, advantage) in enumerate(zip(samples, advantages, strict=True)):
         length = len(sample.token_ids)
+        assert length and not sample.loss_mask[0], (
+            f"sample {sample.key} of {length} tokens trains on its first one; nothing predicts it"
+        )
         ids[row, :length] = sample.token_ids
         mask[row, :length] = sample.loss_mask != 0
         old[row, :length] = sample.logprobs

@@ -11,33 +11,35 @@ from infra.config import ConfigModel
 
 class LossConfig(ConfigModel):
     kind: Literal["k25_token_mask", "ppo_clip"] = "k25_token_mask"
-    ratio_low: float = Field(0.5, gt=0, lt=1)
+    ratio_low: float = Field(default=0.5, gt=0, lt=1)
     """Tokens with pi/pi_old below this get no policy gradient (k25) or are clipped (ppo)."""
-    ratio_high: float = Field(2.0, gt=1)
-    tau: float = Field(0.0, ge=0)
+    ratio_high: float = Field(default=2.0, gt=1)
+    tau: float = Field(default=0.0, ge=0)
     """Weight of (log pi/pi_old)^2 on every token (k25_token_mask)."""
 
 
 class OptimConfig(ConfigModel):
-    muon_lr: float = Field(3e-3, ge=0)
+    muon_lr: float = Field(default=3e-3, ge=0)
     """Hidden matrices (attention, experts), RMS-matched to AdamW."""
-    adamw_lr: float = Field(3e-4, ge=0)
+    adamw_lr: float = Field(default=3e-4, ge=0)
     """Embedding, head, norms, router."""
     momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = Field(0.0, ge=0)
-    grad_clip: float = Field(1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
     """Global gradient norm before the step."""
 
 
 class LearnerConfig(ConfigModel):
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
-    micro_batch_tokens: int = Field(2048, ge=1)
+    micro_batch_tokens: int = Field(default=2048, ge=1)
     """Padded tokens of one forward pass."""
     skip_zero_advantage: bool = True
     """Leave sequences without any advantage out of forward and backward; they still count in the
-    norm. Their policy gradient is zero; only the tau pull of off-policy tokens is lost."""
+    norm. Their policy gradient is zero; not done when loss.tau pulls on every token."""
     replay_experts: bool = True
     """Route training tokens to the experts the engine recorded."""
+    router_bias_rate: float = Field(default=0.0, ge=0)
+    """Step of the router's selection bias towards equal expert loads after each RL update."""

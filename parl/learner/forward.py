@@ -16,7 +16,8 @@ from parl.learner.batching import MicroBatch
 class TokenStats:
     """Over the n trained tokens of a micro-batch: logprobs (with gradient), entropy (nats), old
     logprobs, advantages float32 [n]; flipped bool [n]: the router, left alone, would have sent the
-    predicting position elsewhere than the engine did. flips / choices count all positions."""
+    predicting position elsewhere than the engine did. flips / choices count all positions; loads
+    int64 [L, E] counts the router's own choices."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -25,6 +26,7 @@ class TokenStats:
     flipped: Tensor
     flips: int
     choices: int
+    loads: Tensor
 
 
 def token_stats(model: PolicyModel, batch: MicroBatch) -> TokenStats:
@@ -57,4 +59,13 @@ def token_stats(model: PolicyModel, batch: MicroBatch) -> TokenStats:
         flipped,
         flips,
         choices,
+        _loads(chosen, model.config.n_routed_experts),
+    )
+
+
+def _loads(chosen: Tensor, num_experts: int) -> Tensor:
+    """int64 [N, L, K] expert ids -> int64 [L, E] counts."""
+    ids = chosen.transpose(0, 1).flatten(1)
+    return torch.zeros(len(ids), num_experts, dtype=torch.long).scatter_add_(
+        1, ids, torch.ones_like(ids)
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from parl.learner.learner import TokenLearner
 
 WEIGHTS, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.json"
-FORMAT = 1
+FORMAT = 2
+META_KEYS = ("num_updates", "rates", "model", "sha256")
 
 
 def save_state(learner: TokenLearner, folder: Path) -> None:
-    """Write WEIGHTS, OPTIMIZER and META into ``folder``."""
+    """Write WEIGHTS, OPTIMIZER and META into ``folder``; META holds the others' sha256."""
     weights = {k: v.detach().contiguous() for k, v in learner.model.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
     save_file(_optimizer_tensors(learner), folder / OPTIMIZER)
@@ -30,42 +31,77 @@ def save_state(learner: TokenLearner, folder: Path) -> None:
         "num_updates": learner.num_updates,
         "rates": [group["lr"] for group in _groups(learner)],
         "model": learner.model.config.model_dump(mode="json"),
+        "sha256": {name: _sha256(folder / name) for name in (WEIGHTS, OPTIMIZER)},
     }
     (folder / META).write_text(json.dumps(meta, indent=1))
 
 
 def load_state(learner: TokenLearner, folder: Path) -> None:
-    """Exact inverse of ``save_state``; CheckpointError when files or shapes do not fit."""
-    try:
-        meta = json.loads((folder / META).read_text())
-        weights = load_file(folder / WEIGHTS)
-        state = load_file(folder / OPTIMIZER)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} cannot be read: {error}; expected {META}, {WEIGHTS} and "
-            f"{OPTIMIZER} as `parl rl run` writes them"
-        ) from error
+    """Exact inverse of ``save_state``. CheckpointError, with the learner as it was, when a file is
+    missing, damaged or of another model."""
+    meta = _read_meta(folder)
     mine = learner.model.config.model_dump(mode="json")
     if meta["model"] != mine:
-        differing = sorted(k for k in mine if meta["model"].get(k) != mine[k])
-        name = differing[0] if differing else "format"
+        names = sorted({*mine, *meta["model"]})
+        name = next(n for n in names if meta["model"].get(n) != mine.get(n))
         raise CheckpointError(
             f"checkpoint {folder} is of another model: {name} is {meta['model'].get(name)}, this "
             f"run has {mine.get(name)}; use the config the checkpoint was made with"
         )
-    learner.model.load_state_dict(weights)
+    for name, expected in meta["sha256"].items():
+        found = _sha256(folder / name)
+        if found != expected:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} has sha256 {found[:12]}, {META} says "
+                f"{expected[:12]}; the file is damaged, restore it from a copy"
+            )
+    learner.model.load_state_dict(load_file(folder / WEIGHTS))
     learner.reset_optimizers()
     for group, rate in zip(_groups(learner), meta["rates"], strict=True):
         group["lr"] = rate
-    names = dict(learner.model.named_parameters())
-    for key, tensor in state.items():
+    parameters = dict(learner.model.named_parameters())
+    for key, tensor in load_file(folder / OPTIMIZER).items():
         kind, name, field = key.split("|")
         optimizer = learner.muon if kind == "muon" else learner.adamw
-        optimizer.state[names[name]][field] = tensor
+        optimizer.state[parameters[name]][field] = tensor
     learner.num_updates = meta["num_updates"]
 
 
-def _groups(learner: TokenLearner) -> list[dict]:
+def _read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = json.loads((folder / META).read_text())
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder, META, error) from error
+    found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+    if found != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder}: {META} has format {found}, this code reads {FORMAT}; use the "
+            "commit that wrote it"
+        )
+    missing = [key for key in META_KEYS if key not in meta]
+    if missing:
+        raise CheckpointError(
+            f"checkpoint {folder}: {META} lacks {missing[0]}; restore the folder from a copy"
+        )
+    return meta
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path.parent, path.name, error) from error
+
+
+def _unreadable(folder: Path, name: str, error: Exception) -> CheckpointError:
+    why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+    return CheckpointError(
+        f"checkpoint {folder}: {name} cannot be read ({why}); restore the folder from a copy"
+    )
+
+
+def _groups(learner: TokenLearner) -> list[dict[str, Any]]:
     return [*learner.muon.param_groups, *learner.adamw.param_groups]
 
 

@@ -26,4 +26,5 @@ def advantages_for(
         raise ConfigError(
             f"rounds.advantage={kind!r} is unknown; expected one of {', '.join(sorted(ESTIMATORS))}"
         )
+    assert np.isfinite(rewards).all(), "an episode without a reward is in the batch: drop it first"
     return ESTIMATORS[kind](rewards, groups, violation)
