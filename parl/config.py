@@ -16,7 +16,7 @@ from reward_models.config import RewardConfig
 class RunSection(ConfigModel):
     name: str = "run"
     """Names the run folder and the ledger row; a run id is name plus a number."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     dir: str = "runs"
     """Parent of run folders."""
     ledger: str = ""
@@ -29,9 +29,9 @@ class RunSection(ConfigModel):
 
 class TasksSection(ConfigModel):
     family: str = "lookup_calc"
-    mix: dict[str, float] = {"lookup": 0.5, "add": 0.5}
+    mix: dict[str, float] = Field(default_factory=lambda: {"lookup": 0.5, "add": 0.5})
     """Share of each task type among the prompts of a round (largest remainder)."""
-    min_tokens: dict[str, int] = {}
+    min_tokens: dict[str, int] = Field(default_factory=dict[str, int])
     """Fewest sampled tokens of a correct solution by task type, with this run's tokenizer; it
     replaces the author's estimate."""
 
@@ -44,18 +44,18 @@ class ChatSection(ConfigModel):
 
 
 class RolloutSection(ConfigModel):
-    num_prompts: int = Field(16, ge=1)
+    num_prompts: int = Field(default=16, ge=1)
     """Prompts (groups) a round."""
-    num_samples: int = Field(8, ge=2)
+    num_samples: int = Field(default=8, ge=2)
     """Episodes a prompt: K of the group baseline."""
-    temperature: float = Field(1.0, ge=0)
-    max_turns: int = Field(8, ge=1)
-    max_tokens: int = Field(160, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    max_turns: int = Field(default=8, ge=1)
+    max_tokens: int = Field(default=160, ge=1)
     """Sampled tokens an episode, over all turns."""
-    max_tokens_per_turn: int = Field(64, ge=1)
+    max_tokens_per_turn: int = Field(default=64, ge=1)
     episode_timeout_s: float = 120.0
     round_timeout_s: float = 600.0
-    max_attempts: int = Field(5, ge=1)
+    max_attempts: int = Field(default=5, ge=1)
     """Tries of one episode when the infrastructure fails; then the round stops with the cause."""
 
 
@@ -63,7 +63,7 @@ class SandboxSection(ConfigModel):
     level: Literal["auto", "A", "B", "C"] = "auto"
     """auto = the best of A and B that works here; C (no isolation) also needs unsafe_local."""
     unsafe_local: bool = False
-    pool_size: int = Field(24, ge=1)
+    pool_size: int = Field(default=24, ge=1)
     """Warm boxes per rollout worker."""
     call_timeout_s: float = 10.0
 
@@ -71,34 +71,34 @@ class SandboxSection(ConfigModel):
 class WarmStartSection(ConfigModel):
     """Supervised start from oracle transcripts: clean ones first, then sloppy ones."""
 
-    clean_steps: int = Field(60, ge=0)
-    sloppy_steps: int = Field(100, ge=0)
-    batch_size: int = Field(64, ge=1)
-    sloppy_share: float = Field(0.9, ge=0, le=1)
+    clean_steps: int = Field(default=60, ge=0)
+    sloppy_steps: int = Field(default=100, ge=0)
+    batch_size: int = Field(default=64, ge=1)
+    sloppy_share: float = Field(default=0.9, ge=0, le=1)
     """Share of sloppy transcripts in the second part."""
     early_sloppy_share: float = Field(default=0.25, ge=0, le=1)
     """Share of sloppy transcripts in the first part, so that the second comes as no shock."""
-    filler: float = Field(0.7, ge=0, le=1)
+    filler: float = Field(default=0.7, ge=0, le=1)
     """A sloppy transcript thinks aloud before a call with this probability."""
-    redundant: float = Field(0.4, ge=0, le=1)
+    redundant: float = Field(default=0.4, ge=0, le=1)
     """... asks again for something it knows with this probability."""
-    guess: float = Field(0.3, ge=0, le=1)
+    guess: float = Field(default=0.3, ge=0, le=1)
     """... answers too early with a guess with this probability."""
-    num_demonstrations: int = Field(1024, ge=1)
+    num_demonstrations: int = Field(default=1024, ge=1)
     """Training instances that transcripts are written for; batches draw from them."""
     muon_lr: float = 0.015
     adamw_lr: float = 3e-3
-    sloppy_rate: float = Field(0.3, ge=0)
+    sloppy_rate: float = Field(default=0.3, ge=0)
     """Rates of the sloppy part over those of the clean part."""
-    decay_share: float = Field(0.5, ge=0, le=1)
+    decay_share: float = Field(default=0.5, ge=0, le=1)
     """Each part decays linearly to zero over this last share of its steps."""
 
 
 class RoundsSection(ConfigModel):
-    num_rounds: int = Field(60, ge=0)
-    eval_episodes: int = Field(512, ge=0)
+    num_rounds: int = Field(default=60, ge=0)
+    eval_episodes: int = Field(default=512, ge=0)
     """Held-out episodes before and after the rounds; 0 = no evaluation."""
-    checkpoint_every: int = Field(5, ge=1)
+    checkpoint_every: int = Field(default=5, ge=1)
     """Rounds between checkpoints; those in between are replayed from the ledger on resume."""
     permute_rewards: bool = False
     """Control experiment: shuffle rewards inside each group before advantages."""
@@ -109,14 +109,14 @@ class RaySection(ConfigModel):
     address: str = ""
     """Empty = start a local cluster; else an address Ray understands ("auto", host:port)."""
     num_cpus: int | None = None
-    num_runners: int = Field(2, ge=1)
-    cpus_per_runner: float = Field(0.25, ge=0)
-    num_engines: int = Field(1, ge=1)
-    cpus_per_engine: float = Field(0.5, ge=0)
-    num_learners: int = Field(0, ge=0)
+    num_runners: int = Field(default=2, ge=1)
+    cpus_per_runner: float = Field(default=0.25, ge=0)
+    num_engines: int = Field(default=1, ge=1)
+    cpus_per_engine: float = Field(default=0.5, ge=0)
+    num_learners: int = Field(default=0, ge=0)
     """0 = the learner lives in the driver process."""
-    engine_threads: int = Field(1, ge=1)
-    learner_threads: int = Field(1, ge=1)
+    engine_threads: int = Field(default=1, ge=1)
+    learner_threads: int = Field(default=1, ge=1)
 
 
 class RunConfig(ConfigModel):

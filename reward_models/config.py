@@ -20,7 +20,9 @@ class GateConfig(ConfigModel):
 
 
 class BudgetConfig(ConfigModel):
-    rates: dict[str, float] = Field(default={"pdf_pages": 120.0, "code_lines": 80.0, "calls": 40.0})
+    rates: dict[str, float] = Field(
+        default_factory=lambda: {"pdf_pages": 120.0, "code_lines": 80.0, "calls": 40.0}
+    )
     """Tokens a unit; a task whose units are all unknown has no budget."""
     minimum: float = Field(default=256.0, ge=0)
     cap: float = Field(default=131072.0, ge=1)
