@@ -113,10 +113,10 @@ class TokenLearner:
         }
 
     def save(self, folder: Path) -> None:
-        save_state(self, folder)
+        save_state(self.model, self.muon, self.adamw, self.num_updates, folder)
 
     def restore(self, folder: Path) -> None:
-        load_state(self, folder)
+        self.num_updates = load_state(self.model, self.muon, self.adamw, folder)
 
     def _num_tokens(self, samples: Sequence[TrainingSample]) -> float:
         """Generated tokens of the whole batch, over all ranks."""

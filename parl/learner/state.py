@@ -5,42 +5,43 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.model.model import PolicyModel
 from parl.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from parl.learner.learner import TokenLearner
+from parl.learner.optim.muon import Muon
 
 WEIGHTS, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.json"
 FORMAT = 2
 META_KEYS = ("num_updates", "rates", "model", "sha256")
 
 
-def save_state(learner: TokenLearner, folder: Path) -> None:
+def save_state(
+    model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW, num_updates: int, folder: Path
+) -> None:
     """Write WEIGHTS, OPTIMIZER and META into ``folder``; META holds the others' sha256."""
-    weights = {k: v.detach().contiguous() for k, v in learner.model.state_dict().items()}
+    weights = {k: v.detach().contiguous() for k, v in model.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
-    save_file(_optimizer_tensors(learner), folder / OPTIMIZER)
+    save_file(_optimizer_tensors(model, muon, adamw), folder / OPTIMIZER)
     meta = {
         "format": FORMAT,
-        "num_updates": learner.num_updates,
-        "rates": [group["lr"] for group in _groups(learner)],
-        "model": learner.model.config.model_dump(mode="json"),
+        "num_updates": num_updates,
+        "rates": [group["lr"] for group in _groups(muon, adamw)],
+        "model": model.config.model_dump(mode="json"),
         "sha256": {name: _sha256(folder / name) for name in (WEIGHTS, OPTIMIZER)},
     }
     (folder / META).write_text(json.dumps(meta, indent=1))
 
 
-def load_state(learner: TokenLearner, folder: Path) -> None:
-    """Exact inverse of ``save_state``. CheckpointError, with the learner as it was, when a file is
-    missing, damaged or of another model."""
+def load_state(model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW, folder: Path) -> int:
+    """Exact inverse of ``save_state``; returns num_updates. CheckpointError, with everything as it
+    was, when a file is missing, damaged or of another model."""
     meta = _read_meta(folder)
-    mine = learner.model.config.model_dump(mode="json")
+    mine = model.config.model_dump(mode="json")
     if meta["model"] != mine:
         names = sorted({*mine, *meta["model"]})
         name = next(n for n in names if meta["model"].get(n) != mine.get(n))
@@ -55,16 +56,17 @@ def load_state(learner: TokenLearner, folder: Path) -> None:
                 f"checkpoint {folder}: {name} has sha256 {found[:12]}, {META} says "
                 f"{expected[:12]}; the file is damaged, restore it from a copy"
             )
-    learner.model.load_state_dict(load_file(folder / WEIGHTS))
-    learner.reset_optimizers()
-    for group, rate in zip(_groups(learner), meta["rates"], strict=True):
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    for group, rate in zip(_groups(muon, adamw), meta["rates"], strict=True):
         group["lr"] = rate
-    parameters = dict(learner.model.named_parameters())
+    muon.state.clear()
+    adamw.state.clear()
+    parameters = dict(model.named_parameters())
     for key, tensor in load_file(folder / OPTIMIZER).items():
         kind, name, field = key.split("|")
-        optimizer = learner.muon if kind == "muon" else learner.adamw
+        optimizer = muon if kind == "muon" else adamw
         optimizer.state[parameters[name]][field] = tensor
-    learner.num_updates = meta["num_updates"]
+    return int(meta["num_updates"])
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -101,15 +103,17 @@ def _unreadable(folder: Path, name: str, error: Exception) -> CheckpointError:
     )
 
 
-def _groups(learner: TokenLearner) -> list[dict[str, Any]]:
-    return [*learner.muon.param_groups, *learner.adamw.param_groups]
+def _groups(muon: Muon, adamw: torch.optim.AdamW) -> list[dict[str, Any]]:
+    return [*muon.param_groups, *adamw.param_groups]
 
 
-def _optimizer_tensors(learner: TokenLearner) -> dict[str, Tensor]:
-    names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
+def _optimizer_tensors(
+    model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW
+) -> dict[str, Tensor]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{kind}|{names[id(parameter)]}|{field}": torch.as_tensor(value).detach().contiguous()
-        for kind, optimizer in (("muon", learner.muon), ("adamw", learner.adamw))
+        for kind, optimizer in (("muon", muon), ("adamw", adamw))
         for parameter, fields in optimizer.state.items()
         for field, value in fields.items()
     }
