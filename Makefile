@@ -1,0 +1,70 @@
+# `make demo` and `make test` set everything up by themselves. `make help` lists the rest.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+# recipes share one virtual environment and one machine; pytest and Ray use the cores themselves
+.NOTPARALLEL:
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Before everything else, so that nothing pulls another build of it; TORCH= for another release.
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+CI_SLOW_TIME ?= 50m
+
+FAST := not slow and not docker and not postgres and not gpu and not net
+SLOW := (slow or docker or postgres) and not gpu and not net
+
+# threads of a tensor library on two cores slow the tests down more than they help
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+
+setup: $(INSTALLED) ## virtual environment with everything that PARL and its tests import
+
+$(INSTALLED): pyproject.toml
+	@python=$$(scripts/find-python.sh)
+	# an environment that moved or whose Python is gone is made anew
+	$(BIN)/python -c 'import pip' 2>/dev/null || "$$python" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -q '$(TORCH)'
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	touch $@
+
+demo: $(INSTALLED) bubblewrap ## train the tiny agent and print its table before and after
+	@$(BIN)/parl rl run --config configs/demo.toml
+
+test: lint test-fast ## lint, then every test that needs minutes, no server and no GPU
+
+test-fast: $(INSTALLED) bubblewrap
+	@$(BIN)/python -m pytest -q -m '$(FAST)' $(PYTEST_ARGS)
+
+ci-slow: $(INSTALLED) bubblewrap postgresql ## slow tests and those with a PostgreSQL server, at most 50 minutes
+	@timeout --kill-after=30s $(CI_SLOW_TIME) $(BIN)/python -m pytest -q -m '$(SLOW)' $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## ruff, import contracts, pyright, size report
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python scripts/size.py
+
+evidence-loop: $(INSTALLED) bubblewrap ## kill sweep, three seeds, control run; resumes where it stopped
+	@$(BIN)/python -m parl.bench.loop_evidence $(EVIDENCE_ARGS)
+
+bubblewrap:
+	@scripts/system-package.sh bwrap bubblewrap
+
+postgresql:
+	@scripts/system-package.sh initdb postgresql
+
+clean: ## remove the environment and caches; runs/ and evidence/ stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
