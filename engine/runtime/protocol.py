@@ -70,8 +70,8 @@ class ModelRuntime(Protocol):
         """Verify and swap atomically at a step boundary; returns the active version.
 
         WeightsError leaves the old weights active. Running steps end under the old weights first,
-        later ones wait for the swap: a StepResult has one weight version. KV of live contexts is recomputed by the next
-        step with the new weights.
+        later ones wait for the swap: a StepResult has one weight version. KV of live contexts is
+        recomputed by their next step with the new weights.
         """
         ...
 
