@@ -71,11 +71,8 @@ def frozen(pids: list[int]) -> Iterator[None]:
 
 def worker_in_call(run_dir: Path) -> WorkerWaits | None:
     """A live rollout worker whose wait file says that a tool call is open."""
-    for worker in live_workers(run_dir):
-        if any(wait.what == TOOL_CALL for wait in worker.waits):
+    for worker in read_waits(run_dir):
+        in_call = any(wait.what == TOOL_CALL for wait in worker.waits)
+        if in_call and process_alive(worker.pid):
             return worker
     return None
-
-
-def live_workers(run_dir: Path) -> list[WorkerWaits]:
-    return [worker for worker in read_waits(run_dir) if process_alive(worker.pid)]

@@ -23,15 +23,15 @@ from parl.bench.kill_points import (
     KillPoint,
     draw_points,
     frozen,
-    live_workers,
     wait_for,
     worker_in_call,
 )
 from parl.bench.records import Item
 from parl.bench.run_trace import RunTrace, box_ids, box_processes, differences, read_trace
-from parl.bench.victims import box_pids, engine_pids
 from parl.cli.runs import RunFolder, find_run, list_runs
+from parl.cli.waits import process_alive
 from parl.report.history import read_history
+from parl.rllib.pids import read_pids
 from parl.store.store import Store
 
 CONFIG = ROOT / "configs" / "test.toml"
@@ -160,20 +160,25 @@ class _Kill:
         if self._point.target == "driver":
             pid = driver.pid
         elif self._point.target == "engine":
-            pid = wait_for(lambda: next(iter(engine_pids(run.path)), None), 30.0, "an engine")
+            pid = wait_for(lambda: _alive(run, "engine-0"), 30.0, "the engine")
         elif self._point.in_tool_call:
             # A call takes a millisecond; with the boxes stopped it lasts until we have struck.
-            with frozen(box_pids(ledger)):
+            with frozen(box_processes(box_ids(ledger))):
                 worker = wait_for(
                     lambda: worker_in_call(run.path), 60.0, "a worker inside a tool call"
                 )
                 os.kill(worker.pid, signal.SIGKILL)
                 return worker.pid
         else:
-            alive = wait_for(lambda: live_workers(run.path) or None, 30.0, "a rollout worker")
-            pid = alive[0].pid
+            pid = wait_for(lambda: _alive(run, "runner-1"), 30.0, "a runner")
         os.kill(pid, signal.SIGKILL)
         return pid
+
+
+def _alive(run: RunFolder, name: str) -> int | None:
+    """Pid of an actor that runs now."""
+    pid = read_pids(run.path).get(name)
+    return pid if pid is not None and process_alive(pid) else None
 
 
 def wait_for_none(boxes: set[str], timeout_s: float = 10.0) -> list[int]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TextIO
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol, TextIO
 
 import typer
 
 from infra.db.engine import Ledger
 from infra.errors import LedgerError, ParlError
+from infra.leases import LeaseBook
 from infra.log import bind, configure
 from infra.metrics import Metrics
 from parl.cli.runs import RunFolder, sole_driver
@@ -16,7 +19,12 @@ from parl.report.bar import open_progress
 from parl.report.watchers import MetricsWatcher, Several
 from parl.report.write import write_report
 from parl.rounds.experiment import run_experiment
+from parl.rounds.machine import RoundMachine
+from parl.rounds.parts import RunParts
+from parl.rounds.reports import RoundReport
 from parl.store.store import Store
+from sandbox.reaper import reap_box
+from sandbox.shelf import LEASE_KIND
 
 INTERRUPTED = 130
 
@@ -52,10 +60,64 @@ def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> Non
         typer.echo(f"metrics at http://127.0.0.1:{port}/metrics", file=stream)
     progress = Several([open_progress(stream), MetricsWatcher(metrics)])
     store.set_run_status("running")
+    reap_boxes(ledger)  # what a killed driver or runner left
     try:
-        run_experiment(folder, ledger, progress)
+        with closing(_build(folder, ledger, stream)) as built:
+            run_experiment(
+                built.machine,
+                warm_start=RunParts.of(folder.config).warm_start(),
+                step=built.step,
+                progress=progress,
+                run_dir=str(folder.path),
+            )
     finally:
         metrics.close()
+        reap_boxes(ledger)
+
+
+class Built(Protocol):
+    """A machine and whatever it stands on."""
+
+    @property
+    def machine(self) -> RoundMachine: ...
+
+    def step(self) -> RoundReport: ...
+
+    def close(self) -> None: ...
+
+
+def _build(folder: RunFolder, ledger: Ledger, stream: TextIO) -> Built:
+    if folder.config.backend == "local":
+        from parl.rounds.local import build_local
+
+        return InProcess(build_local(folder.config, folder.run_id, folder.path, ledger))
+    from parl.rllib.build import build_ray
+
+    return build_ray(
+        folder.config,
+        run_id=folder.run_id,
+        run_dir=folder.path,
+        ledger_url=folder.ledger_url,
+        say=lambda line: typer.echo(line, file=stream),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """``backend = "local"``: the machine is all there is."""
+
+    machine: RoundMachine
+
+    def step(self) -> RoundReport:
+        return self.machine.step()
+
+    def close(self) -> None:
+        self.machine.close()
+
+
+def reap_boxes(ledger: Ledger) -> None:
+    """Remove sandboxes whose owner is dead; what cannot be removed keeps its lease (logged)."""
+    LeaseBook(ledger).reap({LEASE_KIND: lambda lease: reap_box(lease.data_json)})
 
 
 def _note(store: Store, status: str, error: str) -> None:

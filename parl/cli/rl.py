@@ -41,10 +41,12 @@ def run(
     if dry_run:
         typer.echo(dump_toml(resolved), nl=False)
         return
-    from parl.cli.launch import drive
     from parl.cli.runs import create_run
 
-    drive(create_run(resolved), sys.stdout)
+    folder = create_run(resolved)  # a ledger that cannot be written shows before torch is loaded
+    from parl.cli.launch import drive
+
+    drive(folder, sys.stdout)
 
 
 @app.command("resume")

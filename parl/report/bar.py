@@ -43,8 +43,7 @@ class BarProgress(PlainProgress):
 
     def warm_step(self, done: int, total: int, loss: float) -> None:
         super().warm_step(done, total, loss)
-        left = (self._clock() - self._phase_start) / max(done, 1) * (total - done)
-        self._advance(done, total, left)
+        self._advance(done, total, self.warm_left(done, total))
 
     def round_done(self, report: RoundReport) -> None:
         super().round_done(report)

@@ -27,6 +27,7 @@ class PlainProgress:
         self._start = clock()
         self._phase_start = self._start
         self._last_round_end = self._start
+        self._first_warm: tuple[int, float] | None = None
         self._last_warm_line = -WARM_LINE_EVERY_S
         self._round_seconds: deque[float] = deque(maxlen=RATE_WINDOW)
         self._eval_seconds: float | None = None
@@ -39,14 +40,13 @@ class PlainProgress:
     def warm_step(self, done: int, total: int, loss: float) -> None:
         """Written every few seconds and at the end: a step takes a fraction of a second."""
         now = self._clock()
+        if self._first_warm is None:
+            self._first_warm = (done, now)
         if done < total and now - self._last_warm_line < WARM_LINE_EVERY_S:
             return
         self._last_warm_line = now
-        rate = (now - self._phase_start) / max(done, 1)
-        self._line(
-            f"warm start {done}/{total} | loss {loss:.3f} | {rate:.2f} s/step "
-            f"| left {words.duration(rate * (total - done))}"
-        )
+        left = self.warm_left(done, total)
+        self._line(f"warm start {done}/{total} | loss {loss:.3f} | left {words.duration(left)}")
 
     def round_done(self, report: RoundReport) -> None:
         now = self._clock()
@@ -63,6 +63,13 @@ class PlainProgress:
             f"== finished {summary.run_id}: {summary.num_rounds} rounds in "
             f"{words.duration(summary.seconds)} | {summary.run_dir}"
         )
+
+    def warm_left(self, done: int, total: int) -> float | None:
+        """Seconds at the rate since the first step: before it, demonstrations were written."""
+        if self._first_warm is None or done <= self._first_warm[0]:
+            return None
+        first, since = self._first_warm
+        return (self._clock() - since) / (done - first) * (total - done)
 
     def time_left(self, report: RoundReport) -> float | None:
         """Seconds: remaining rounds at the recent rate, and the last evaluation once more."""

@@ -83,7 +83,8 @@ def test_warm_steps_are_thinned_but_the_last_is_shown():
         clock.now = step * 0.1
         progress.warm_step(step, 100, 1.0)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("warm start ")]
-    assert len(lines) == 3 and lines[0].startswith("warm start 1/100 | loss 1.000")
+    assert len(lines) == 3 and lines[0] == "warm start 1/100 | loss 1.000 | left ?"
+    assert lines[1] == "warm start 51/100 | loss 1.000 | left 0:05"
     assert lines[-1].startswith("warm start 100/100")
 
 
