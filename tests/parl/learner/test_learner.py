@@ -107,20 +107,30 @@ def test_off_policy_tokens_are_masked_and_measured(samples: list[TrainingSample]
     assert metrics["mismatch_kl"] == pytest.approx(np.exp(2) - 3, rel=1e-4)
 
 
-def test_recorded_experts_are_replayed_and_flips_are_left_out(samples: list[TrainingSample]):
-    """Experts the router would not have chosen are used all the same; tokens predicted from such
-    positions do not count in the mismatch."""
-    other = []
-    for s in samples:
-        assert s.experts is not None
-        experts = s.experts.copy()
-        experts[::2] = np.sort((experts[::2] + 1) % 4, axis=-1)
-        other.append(replace(s, experts=experts))
+def rerouted(sample: TrainingSample, positions: slice) -> TrainingSample:
+    """As if the engine had used the next expert up at ``positions``."""
+    assert sample.experts is not None
+    experts = sample.experts.copy()
+    experts[positions] = np.sort((experts[positions] + 1) % 4, axis=-1)
+    return replace(sample, experts=experts)
+
+
+def test_recorded_experts_are_replayed(samples: list[TrainingSample]):
+    """Experts the router would not have chosen are used all the same, and counted."""
+    other = [rerouted(s, slice(None, None, 2)) for s in samples]
     replayed = make_learner().update(other, GAINS)
     ignored = make_learner(replay_experts=False).update(other, GAINS)
     assert replayed["expert_flip_share"] > 0.3 and ignored["expert_flip_share"] == 0
     assert replayed["grad_norm"] != ignored["grad_norm"]
     assert ignored["max_abs_dlogp"] < 1e-5
+
+
+def test_tokens_with_a_flip_are_left_out_of_the_mismatch(samples: list[TrainingSample]):
+    """Only what predicts the last token is rerouted: that token differs and is not counted, all
+    others agree as before. The KL counts it."""
+    metrics = make_learner().update([rerouted(s, slice(-1, None)) for s in samples], GAINS)
+    assert metrics["expert_flip_share"] > 0
+    assert metrics["max_abs_dlogp"] < 1e-5 < metrics["mismatch_kl"]
 
 
 def test_router_bias_moves_only_when_asked(samples: list[TrainingSample]):
@@ -209,3 +219,57 @@ def test_ranks_together_take_the_step_of_one(
     together = run_ranks(count, rows, gains, router_bias_rate=0.01)
     assert all(difference(together[0], other) == 0 for other in together[1:])
     assert difference(together[0], alone) < 1e-4
+
+
+def test_summed_gradients_of_two_ranks_are_the_gradient_of_one(samples: list[TrainingSample]):
+    """Before clipping and Muon's bf16: equal to 1e-6 of the norm."""
+    flats: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.numel() > 1:
+            flats.append(tensor.double())
+        return tensor
+
+    make_learner(keep).update(samples, GAINS)
+    ranks = Ranks(2)
+    parts = shards(samples, 2)
+
+    def work(rank: int) -> None:
+        add = ranks.sum_for(rank)
+        learner = make_learner(lambda t: keep(add(t)) if rank == 0 else add(t))
+        learner.update([samples[i] for i in parts[rank]], [GAINS[i] for i in parts[rank]])
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone, together = flats
+    assert float((alone - together).norm() / alone.norm()) < 1e-6
+
+
+def test_zero_advantages_leave_the_gradient_alone(samples: list[TrainingSample]):
+    """Skipped or computed, the whole gradient is the same at tau = 0, to 1e-6 of its norm."""
+    flats: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.numel() > 1:
+            flats.append(tensor.double())
+        return tensor
+
+    gains = [g if i % 3 else 0.0 for i, g in enumerate(GAINS)]
+    for skip in (True, False):
+        make_learner(keep, skip_zero_advantage=skip).update(samples, gains)
+    assert float((flats[0] - flats[1]).norm() / flats[1].norm()) < 1e-6
+
+
+def test_flip_share_counts_every_changed_choice(samples: list[TrainingSample]):
+    """One position of one layer moved in one sample: exactly 1 of (positions x layers)."""
+    first = samples[0]
+    assert first.experts is not None
+    experts = first.experts.copy()
+    # the last position with a record feeds no later one
+    experts[-1, -1] = np.setdiff1d(np.arange(4), experts[-1, -1])[:2]
+    metrics = make_learner().update([replace(first, experts=experts)], [1.0])
+    positions, layers = experts.shape[:2]
+    assert metrics["expert_flip_share"] == pytest.approx(1 / (positions * layers))
