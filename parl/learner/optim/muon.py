@@ -2,7 +2,9 @@
 
 M = mu M + G; U = G + mu M (Nesterov); O = NS5(U); W -= lr 0.2 sqrt(max(rows, cols)) O + lr wd W.
 Source: Moonlight report section 2 and K2 report Algorithm 1; equals
-torch.optim.Muon(adjust_lr_fn="match_rms_adamw") slice by slice (test).
+torch.optim.Muon(adjust_lr_fn="match_rms_adamw") bit for bit on matrices. Stacks go through the
+batched product (2 to 7 times faster on a CPU than a loop over experts), which torch rounds
+otherwise for some tiny shapes; the demo's expert shapes are bit for bit too (test).
 """
 
 from __future__ import annotations

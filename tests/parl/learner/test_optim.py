@@ -50,9 +50,20 @@ def test_matrix_equals_torch_bit_for_bit(shape: tuple[int, int]):
     assert torch.equal(run_ours(start(shape), grads), run_torch(start(shape), grads))
 
 
+@pytest.mark.parametrize("shape", [(4, 96, 96), (4, 96, 192)])
+def test_experts_of_the_demo_policy_equal_torch_bit_for_bit(shape: tuple[int, int, int]):
+    """Each slice of a stack [E, o, i] moves as torch moves that matrix alone."""
+    grads = gradients(shape)
+    found = run_ours(start(shape), grads)
+    for expert in range(shape[0]):
+        alone = run_torch(start(shape)[expert], [grad[expert] for grad in grads])
+        assert torch.equal(found[expert], alone)
+
+
 @pytest.mark.parametrize("shape", [(4, 16, 16), (3, 24, 8), (3, 8, 24)])
 def test_each_expert_is_a_matrix_of_its_own(shape: tuple[int, int, int]):
-    """A stack [E, o, i] moves as torch moves each slice alone, within bf16 rounding of a step."""
+    """Whatever the shape, within bf16 rounding of a step: torch's batched product rounds some tiny
+    matrices otherwise than its single one (8 of 200 random [4, 16, 16] stacks)."""
     grads = gradients(shape)
     found = run_ours(start(shape), grads)
     for expert in range(shape[0]):
@@ -61,16 +72,17 @@ def test_each_expert_is_a_matrix_of_its_own(shape: tuple[int, int, int]):
 
 
 def test_fused_gate_and_up_are_two_matrices():
-    """Halves of [E, 2I, H] are orthogonalised apart: a huge gate gradient does not mute up."""
-    shape = (2, 16, 12)
+    """Halves of [E, 2I, H] are orthogonalised apart, bit for bit: a huge gate gradient does not
+    mute up."""
+    shape = (4, 192, 96)
     grads = gradients(shape)
     for grad in grads:
-        grad[:, :8] *= 1000
+        grad[:, :96] *= 1000
     found = run_ours(start(shape), grads, halves=True)
-    for expert in range(2):
-        for rows in (slice(0, 8), slice(8, 16)):
+    for expert in range(4):
+        for rows in (slice(0, 96), slice(96, 192)):
             alone = run_torch(start(shape)[expert, rows], [grad[expert, rows] for grad in grads])
-            torch.testing.assert_close(found[expert, rows], alone, rtol=0, atol=2e-4)
+            assert torch.equal(found[expert, rows], alone)
 
 
 def test_matrices_on_muon_and_the_rest_on_adamw():
