@@ -1,0 +1,46 @@
+"""Every engine of this repository keeps the MRI contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.fakes import ScriptedRuntime
+from engine.light.engine import LightEngine
+from engine.runtime.conformance import ModelRuntimeContract
+from engine.runtime.protocol import ModelRuntime
+from engine.runtime.types import DrawKey
+from tests.engine.tiny import ENGINE, make_engine
+
+
+class TestLightEngine(ModelRuntimeContract):
+    def make_runtime(self) -> ModelRuntime:
+        return make_engine()
+
+    async def end_runtime(self, runtime: ModelRuntime) -> None:
+        assert isinstance(runtime, LightEngine)
+        runtime.close()
+
+
+class TestFastLightEngine(TestLightEngine):
+    """The same engine without fixed tiles."""
+
+    def make_runtime(self) -> ModelRuntime:
+        return make_engine(ENGINE.model_copy(update={"deterministic": False}))
+
+
+class TestCrowdedLightEngine(TestLightEngine):
+    """Small blocks, few rows a batch: prompts are computed in chunks."""
+
+    def make_runtime(self) -> ModelRuntime:
+        changes = {"block_size": 4, "max_rows": 32, "num_blocks": 90}
+        return make_engine(ENGINE.model_copy(update=changes))
+
+
+class TestScriptedRuntime(ModelRuntimeContract):
+    def make_runtime(self) -> ModelRuntime:
+        return ScriptedRuntime(_scramble, vocab_size=64, max_context=96)
+
+
+def _scramble(tokens: Sequence[int], draw: DrawKey | None) -> int:
+    sample = 0 if draw is None else draw.sample
+    return (7 * sum(tokens[-3:]) + 5 * len(tokens) + sample) % 64
