@@ -6,6 +6,7 @@ for task bundles that ship with PARL.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -19,6 +20,10 @@ from sandbox.errors import BackendUnavailable, SandboxError, SandboxLost, TaskEr
 from sandbox.task import TaskSpec, ToolBundle
 from sandbox.tool_session import ToolSession
 from sandbox.toolkit import TaskModule, run
+
+
+def _memory_dir() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class InProcessBox:
@@ -35,7 +40,8 @@ class InProcessBox:
                 "isolation: run it in a bubblewrap pool"
             )
         self._bundle = bundle
-        self._directory = Path(tempfile.mkdtemp(prefix="parl-inprocess-"))
+        # in memory where there is a place for it: tools that sync a file would wait for the disk
+        self._directory = Path(tempfile.mkdtemp(prefix="parl-inprocess-", dir=_memory_dir()))
         self._tools: TaskModule | None = None
         self.alive = True
 

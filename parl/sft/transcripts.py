@@ -53,7 +53,7 @@ class Sloppiness:
 
 
 def sloppy(plan: Plan, habits: Sloppiness, rng: random.Random) -> Plan:
-    """``plan`` with each habit drawn by ``rng``; a guess cuts the plan and answers 1-9 at random."""
+    """``plan`` with each habit drawn by ``rng``; a guess cuts the plan and answers 1-9."""
     turns = list(plan.turns)
     answer = plan.answer
     if turns and rng.random() < habits.guess:

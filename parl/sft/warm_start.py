@@ -9,18 +9,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from engine.chat.renderer import KimiRenderer
 from parl.config import WarmStartSection
 from parl.rollout.chat import Chat
-from parl.rounds.ports import LearnerPort
 from parl.sft.transcripts import Plan, PlannedTurn, Sloppiness, sloppy, transcribe
 from parl.trajectory import TrainingSample
+from sandbox.calls.table import ToolTable
 from sandbox.catalog.base import Family
 from sandbox.fakes import InProcessSession
 from sandbox.task import TaskSpec
 
 Report = Callable[[int, int, float], None]
+
+
+class Pupil(Protocol):
+    """What a warm start needs of parl.rounds.ports.LearnerPort; the rounds import this room."""
+
+    def sft_update(
+        self, samples: Sequence[TrainingSample], muon_lr: float, adamw_lr: float
+    ) -> dict[str, float]: ...
+
+    def reset_optimizers(self) -> None: ...
 
 
 class WarmStart:
@@ -42,8 +53,9 @@ class WarmStart:
         self._chat = chat
         self._renderer = renderer
         self._seed = seed
+        self._tables: dict[tuple[str, str], ToolTable] = {}
 
-    def __call__(self, learner: LearnerPort, report: Report) -> dict[str, float]:
+    def __call__(self, learner: Pupil, report: Report) -> dict[str, float]:
         """``report(done, total, loss)`` after each step."""
         config = self._config
         clean, rough = self.demonstrations()
@@ -101,9 +113,16 @@ class WarmStart:
         )
         return Plan(turns, oracle.final_text)
 
+    def _table(self, task: TaskSpec) -> ToolTable:
+        """Schemas are compiled once per set of tools, not once per instance."""
+        key = (task.task_type, task.bundle)
+        if key not in self._tables:
+            self._tables[key] = ToolTable(task.tools, task.forbidden_tools)
+        return self._tables[key]
+
     async def _transcribe(self, task: TaskSpec, plan: Plan, index: int) -> TrainingSample:
         # shipped families are trusted code: no box is needed to hear their own tools answer
-        session = InProcessSession(task, self._family.bundle)
+        session = InProcessSession(task, self._family.bundle, self._table(task))
         prompt = self._chat.prompt(task).tolist()
         return await transcribe(plan, session, self._renderer, prompt, index)
 
