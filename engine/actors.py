@@ -45,6 +45,8 @@ Answer = tuple[int, Any, Exception | None]
 Client = tuple[str, str]
 """(name, incarnation): a restarted process keeps its name."""
 NO_REPLY = -1
+MAX_MESSAGES = 1000
+"""Of all clients at once; each has one exchange waiting, the others are short."""
 RECOVERY_S = 60.0
 """How long callers wait for an engine that died before their contexts count as lost."""
 _PAUSE_S = 0.1
@@ -82,7 +84,10 @@ class EngineActor:
         torch.set_num_threads(num_threads)
         weights = None if fetch_weights is None else fetch_weights()
         self._engine = LightEngine(
-            model, config, fetch_weights=None if weights is None else lambda _: weights
+            model,
+            config,
+            fetch_weights=None if weights is None else lambda _: weights,
+            on_failure=_end_process,
         )
         self._mailboxes: dict[Client, _Mailbox] = {}
         if announce is not None:
@@ -169,6 +174,12 @@ class EngineActor:
         raise EngineError(f"verb {verb!r} with {len(arguments)} arguments; expected one of MRI's")
 
 
+def _end_process(error: Exception) -> None:
+    """A broken engine would answer nobody: end, and Ray starts a new one with fresh weights."""
+    log.error("engine_failed", error=f"{type(error).__name__}: {error}")
+    os._exit(1)
+
+
 def start_engine(
     model: ModelConfig,
     config: EngineConfig,
@@ -179,8 +190,10 @@ def start_engine(
     **arguments: Any,
 ) -> Any:
     """Start a named EngineActor; ``arguments`` are its keyword arguments. Keep the handle."""
-    actor = ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1000)(EngineActor)
-    chosen = actor.options(name=name, num_cpus=num_cpus, **(options or {}))
+    actor = ray.remote(max_restarts=-1, max_task_retries=0)(EngineActor)
+    chosen: Any = actor.options(
+        name=name, num_cpus=num_cpus, max_concurrency=MAX_MESSAGES, **(options or {})
+    )
     return chosen.remote(model, config, **arguments)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 import structlog
+from ray.exceptions import RayError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -19,10 +20,10 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from infra.db.engine import Ledger, open_ledger
 from parl.actors import start_weight_store
 from parl.config import RunConfig
-from parl.rllib.collector import RayCollector
+from parl.errors import RunError
+from parl.rllib.collector import PING_S, RayCollector
 from parl.rllib.config import PARLConfig
-from parl.rllib.engines import Engines
-from parl.rllib.env_runner import AgentEnvRunner
+from parl.rllib.engines import Engines, one_line
 from parl.rllib.learner_port import LearnerGroupPort
 from parl.rounds.machine import RoundMachine
 from parl.rounds.parts import RunParts
@@ -63,7 +64,10 @@ class PARL(Algorithm):
         self._weight_store = start_weight_store(run_dir / "weights", name=store_name)
         self._engines = Engines.start(run, store_name, run_dir, key, self._engine_bundle)
         self._thawed(engine_names=self._engines.names)
-        super().setup(self.config)
+        try:
+            super().setup(self.config)
+        except IndexError as error:  # RLlib takes the first of no answers
+            raise RunError(self._why_no_runner()) from error
         assert self.env_runner_group is not None and self.learner_group is not None
         collector = RayCollector(
             self.env_runner_group,
@@ -85,6 +89,16 @@ class PARL(Algorithm):
             run_dir=run_dir,
         )
 
+    def _why_no_runner(self) -> str:
+        """What the constructor of the first runner said, in one line."""
+        assert self.env_runner_group is not None
+        runner = self.env_runner_group._worker_manager._actors[1]
+        try:
+            ray.get(runner.ping.remote(), timeout=STOP_TIMEOUT_S)
+        except RayError as error:
+            return f"no env runner could start: {one_line(error)}"
+        return "no env runner answered while it started; start the run again"
+
     def _setup_logdir(self) -> None:
         """RLlib's own results folder; not ~/ray_results/<stamp> when the run has a folder."""
         if self._storage is not None or not self.config.run_dir:
@@ -96,7 +110,7 @@ class PARL(Algorithm):
     def _name_run(self, run: RunConfig, key: str) -> None:
         """A run nobody named (Tune) gets a name and a folder of its own."""
         run_id = self.config.run_id or f"{run.run.name}-{key}"
-        run_dir = Path(self.config.run_dir or Path(self.logdir) / run_id).resolve()
+        run_dir = Path(self.config.run_dir or f"{self.logdir}/{run_id}").resolve()
         ledger_url = self.config.ledger_url or f"sqlite:///{run_dir / 'ledger.db'}"
         self._thawed(run_id=run_id, run_dir=str(run_dir), ledger_url=ledger_url)
 
@@ -173,7 +187,7 @@ class PARL(Algorithm):
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """A restarted runner needs nothing: it holds no weights and no state."""
-        return env_runner_group.probe_unhealthy_env_runners(timeout_seconds=1.0)
+        return env_runner_group.probe_unhealthy_env_runners(timeout_seconds=PING_S)
 
     @classmethod
     def default_resource_request(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -182,13 +196,11 @@ class PARL(Algorithm):
         """RLlib's bundles, then one an engine: bundle indices before them are RLlib's."""
         factory = super().default_resource_request(config)
         assert isinstance(factory, PlacementGroupFactory)
-        resolved = cls.get_default_config().update_from_dict(config)
+        resolved = cls.get_default_config().update_from_dict(dict(config))
         assert isinstance(resolved, PARLConfig)
         shape = resolved.run().ray
         engines = [{"CPU": shape.cpus_per_engine}] * shape.num_engines
-        return PlacementGroupFactory(
-            [*factory.bundles, *engines], strategy=resolved.placement_strategy
-        )
+        return PlacementGroupFactory([*factory.bundles, *engines], strategy=factory.strategy)
 
 
 def _ensure_run(ledger: Ledger, store: Store, run: RunConfig, run_dir: Path) -> None:
@@ -207,4 +219,4 @@ def _ensure_run(ledger: Ledger, store: Store, run: RunConfig, run_dir: Path) -> 
         )
 
 
-__all__ = ["PARL", "AgentEnvRunner"]
+PARLConfig.default_algo_class = PARL

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from engine.runtime.types import WeightSet
 from parl.errors import RoundError
 from parl.rllib.engines import CALL_TIMEOUT_S, Engines, one_line
-from parl.rllib.env_runner import AgentEnvRunner, SampleReport
+from parl.rllib.env_runner import SampleReport
 from parl.rollout.jobs import GroupJob
 from parl.store.store import Store
 
@@ -53,9 +54,7 @@ class RayCollector:
 
     def warm_up(self) -> None:
         """Tell every runner to open its sandboxes; nobody waits for it."""
-        self._runners.foreach_env_runner(
-            lambda runner: runner.warm_up(), local_env_runner=False, timeout_seconds=0.0
-        )
+        self._runners.foreach_env_runner(_warm_up, local_env_runner=False, timeout_seconds=0.0)
 
     def collect(self, groups: Sequence[GroupJob], deadline_s: float) -> None:
         work = _Collection(self._runners, self._store, groups, deadline_s, self._max_failures)
@@ -125,12 +124,8 @@ class _Collection:
             if not share:
                 continue
             self._held[runner_id] = share
-            self._runners.foreach_env_runner_async(
-                _sample,
-                tag=TAG,
-                kwargs={"groups": share, "deadline_s": left},
-                remote_worker_ids=[runner_id],
-            )
+            call = partial(_sample, groups=share, deadline_s=left)
+            self._runners.foreach_env_runner_async(call, tag=TAG, remote_worker_ids=[runner_id])
 
     def _healthy(self) -> list[int]:
         if self._runners.num_healthy_remote_env_runners() < self._runners.num_remote_env_runners():
@@ -190,5 +185,9 @@ def share_out(groups: Sequence[GroupJob], count: int) -> list[list[GroupJob]]:
     return shares
 
 
-def _sample(runner: AgentEnvRunner, groups: list[GroupJob], deadline_s: float) -> SampleReport:
+def _warm_up(runner: Any) -> None:
+    runner.warm_up()
+
+
+def _sample(runner: Any, groups: list[GroupJob], deadline_s: float) -> SampleReport:
     return runner.sample(groups=groups, deadline_s=deadline_s)

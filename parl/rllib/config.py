@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -28,8 +28,11 @@ class PARLConfig(AlgorithmConfig):
     PARLConfig().rl(run_config=..., run_id=..., run_dir=...).build_algo()
     """
 
+    default_algo_class: ClassVar[type[Algorithm] | None] = None
+    """parl.rllib.algorithm puts PARL here: the two modules must not import each other."""
+
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
-        super().__init__(algo_class=algo_class)
+        super().__init__(algo_class=algo_class or self.default_algo_class)
         # plain picklable values only: RLlib compares attributes with != and pickles them
         self.run_config: dict[str, Any] = {}
         self.run_id = ""
@@ -52,7 +55,9 @@ class PARLConfig(AlgorithmConfig):
             add_default_connectors_to_env_to_module_pipeline=False,
             add_default_connectors_to_module_to_env_pipeline=False,
         )
-        self.learners(add_default_connectors_to_learner_pipeline=False)
+        self.learners(
+            learner_class=PARLTorchLearner, add_default_connectors_to_learner_pipeline=False
+        )
         self.fault_tolerance(
             restart_failed_env_runners=True,
             # 60 s by default, slept inside the failing runner
@@ -60,7 +65,6 @@ class PARLConfig(AlgorithmConfig):
         )
         # weights go learner -> weight store -> engines; runners hold no model
         self._dont_auto_sync_env_runner_states = True
-        self.training(learner_class=PARLTorchLearner)
         self.debugging(log_level="ERROR")
 
     # -- fluent ---------------------------------------------------------------------------------
@@ -150,10 +154,14 @@ class PARLConfig(AlgorithmConfig):
 
     def validate(self) -> None:
         """ConfigError when RLlib was asked for a road that our tokens do not take."""
+        if self.algo_class is None:
+            raise ConfigError(
+                "PARLConfig has no algo_class; import PARL from parl.rllib.algorithm first"
+            )
         super().validate()
         if self.in_evaluation:  # RLlib validates a copy for evaluation runners we never start
             return
-        if self.num_env_runners < 1:
+        if not self.num_env_runners:
             raise ConfigError(
                 f"num_env_runners={self.num_env_runners}; expected at least 1 (ray.num_runners): "
                 'for a run without Ray set backend = "local"'

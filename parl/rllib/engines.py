@@ -40,7 +40,7 @@ class NewestWeights:
     def __call__(self) -> WeightSet | None:
         deadline = time.monotonic() + self._timeout_s
         store = ray.get_actor(self._store_name)
-        newest: int | None = None
+        newest: Any = None
         while True:
             try:
                 left = max(0.01, deadline - time.monotonic())

@@ -62,11 +62,12 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
         ledger = open_ledger(config.ledger_url, create=False, durable=run.run.durable)
         self._leases = LeaseBook(ledger)
         # what this runner's predecessor left when it was killed
-        self._leases.reap({LEASE_KIND: reap_lease})
+        handlers: dict[str, Any] = {LEASE_KIND: reap_lease}
+        self._leases.reap(handlers)
         self._pool = SandboxPool(
             parts.family.bundle,
             size=run.sandbox.pool_size,
-            leases=self._leases,
+            leases=self._leases,  # pyright: ignore[reportArgumentType] - a mapped column is a str
             config=sandbox_config(run),
             lease_ttl_s=LEASE_TTL_S,
         )
@@ -125,8 +126,10 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
         return {}
 
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
-        spaces = (self.config.observation_space, self.config.action_space)
-        return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), spaces)
+        observation, action = self.config.observation_space, self.config.action_space
+        assert observation is not None and action is not None, "PARLConfig sets both spaces"
+        names = (INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID)
+        return {str(name): (observation, action) for name in names}
 
     def get_state(
         self,

@@ -17,6 +17,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from torch import Tensor
 
+from parl.config import RunConfig
 from parl.learner.learner import TokenLearner
 from parl.rllib.module import PolicyModule
 from parl.trajectory import TrainingSample
@@ -27,17 +28,22 @@ class PARLTorchLearner(TorchLearner):
 
     tokens: TokenLearner
 
+    @property
+    def _run(self) -> RunConfig:
+        # not PARLConfig: its module names this one as the default
+        return RunConfig.model_validate(self.config["run_config"])
+
     def build(self) -> None:
         if not self._is_built:
-            torch.set_num_threads(self.config.run().ray.learner_threads)
+            torch.set_num_threads(self._run.ray.learner_threads)
         super().build()
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """TokenLearner owns its optimizers and rebuilds them, so RLlib is told of none."""
         module = self.module[module_id]
         assert isinstance(module, PolicyModule), f"{module_id} is a {type(module).__name__}"
-        all_reduce = _sum_over_ranks if self.config.num_learners > 1 else None
-        self.tokens = TokenLearner(module.policy, self.config.run().learner, all_reduce)
+        all_reduce = _sum_over_ranks if self.distributed else None
+        self.tokens = TokenLearner(module.policy, self._run.learner, all_reduce)
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """No DDP wrapper: it normalises per rank and fails on experts that got no token. The

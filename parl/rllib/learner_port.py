@@ -84,8 +84,7 @@ class LearnerGroupPort:
         self._all(lambda learner, files: learner.load(files), files=files)
 
     def _first(self, func: Callable[[PARLTorchLearner], T]) -> T:
-        ids = None if self._group.is_local else [0]
-        return self._results(self._group.foreach_learner(func, remote_actor_ids=ids))[0]
+        return self._results(self._group.foreach_learner(func, remote_actor_ids=[0]))[0]  # pyright: ignore[reportArgumentType] - RLlib's type asks for a second parameter
 
     def _all(self, func: Callable[..., T], **kwargs: Any) -> list[T]:
         results = self._results(self._group.foreach_learner(func, **kwargs))

@@ -87,7 +87,9 @@ class RolloutWorker:
             if self._waits_path is not None:
                 stack.enter_context(WaitsFile(self._waits, self._waits_path))
             work = _run_groups(groups, self._world, hooks, self.name, deadline_s)
-            return [_summary(trajectory) for trajectory in self._runner.run(work)]
+            # summaries, not trajectories, are the task's result: Runner.run sets a signal handler,
+            # and signal.signal spells the old one out, task and result included
+            return self._runner.run(_summaries(work))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop (to start or close a sandbox pool, for example)."""
@@ -165,6 +167,10 @@ class _LedgerHooks:
 
     async def _write(self, fn: Callable[..., Any], *args: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._writer, fn, *args)
+
+
+async def _summaries(work: Coroutine[Any, Any, list[Trajectory]]) -> list[EpisodeSummary]:
+    return [_summary(trajectory) for trajectory in await work]
 
 
 def _summary(trajectory: Trajectory) -> EpisodeSummary:
