@@ -181,7 +181,9 @@ class Trajectory:
                 logprobs.append(np.zeros(m, np.float32))
         experts = None
         if self.turns and all(turn.experts is not None for turn in self.turns):
-            experts = np.concatenate([turn.experts for turn in self.turns if turn.experts is not None])
+            experts = np.concatenate(
+                [turn.experts for turn in self.turns if turn.experts is not None]
+            )
         token_ids = np.concatenate(ids)
         if experts is not None:
             experts = experts[: len(token_ids) - 1]
