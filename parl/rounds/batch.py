@@ -17,7 +17,10 @@ PERMUTE_STREAM = 7
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples that are trained on, their advantages, and who stayed out and why."""
+    """Samples that are trained on, their advantages, and who stayed out and why.
+
+    ``advantages`` has one number a sample; ``dropped`` is episode id -> reason.
+    """
 
     samples: list[TrainingSample]
     advantages: list[float]
@@ -33,8 +36,8 @@ def make_batch(
 ) -> Batch:
     """Group-relative advantages over one round.
 
-    Episodes without a reward are left out of every baseline and of the batch. With
-    ``permute_seed`` the scored rewards change owners inside each group (the control run).
+    Episodes without a reward or without a token are left out of every baseline and of the batch.
+    With ``permute_seed`` the scored rewards change owners inside each group (the control run).
     """
     scored = [
         (trajectory, breakdown)
@@ -44,7 +47,9 @@ def make_batch(
     kept = {trajectory.episode_id for trajectory, _ in scored}
     dropped = {
         t.episode_id: f"no reward: outcome {t.outcome}"
-        for t in trajectories
+        if b.total is None
+        else f"no sampled tokens: outcome {t.outcome}"
+        for t, b in zip(trajectories, rewards, strict=True)
         if t.episode_id not in kept
     }
     values = np.array([b.total for _, b in scored], dtype=np.float64)

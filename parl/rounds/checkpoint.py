@@ -13,17 +13,36 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from parl.errors import CheckpointError
+from safetensors import SafetensorError
+
+from parl.errors import CheckpointError, RunError
 
 TEMP_PREFIX = ".tmp-"
 
 
 class Saves(Protocol):
-    def save(self, folder: Path) -> None: ...
+    """The part of a learner that a checkpoint needs."""
+
+    def save(self, folder: Path) -> None:
+        """Write a complete restorable state into an existing empty folder."""
+        ...
 
 
 def write_checkpoint(learner: Saves, root: Path, name: str) -> tuple[Path, str]:
-    """Save into ``root/name`` atomically; returns the path and its hash."""
+    """Save into ``root/name`` atomically; returns the path and its hash.
+
+    RunError when the disk does not take it: nothing was committed, the last checkpoint is intact.
+    """
+    try:
+        return _write(learner, root, name)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"checkpoint {root / name} cannot be written: {error}; free space or correct the "
+            "folder and resume, the last committed round is intact"
+        ) from error
+
+
+def _write(learner: Saves, root: Path, name: str) -> tuple[Path, str]:
     root.mkdir(parents=True, exist_ok=True)
     target = root / name
     temp = root / f"{TEMP_PREFIX}{name}"
@@ -32,11 +51,11 @@ def write_checkpoint(learner: Saves, root: Path, name: str) -> tuple[Path, str]:
     temp.mkdir()
     learner.save(temp)
     digest = hash_folder(temp)
-    for path in _files(temp):
+    for path in temp.rglob("*"):
         _fsync(path)
     _fsync(temp)
     if target.exists():
-        # Same name without a row: the crash came between rename and commit. Replayed bits replace it.
+        # same name without a row: a crash came between rename and commit; the same bits again
         shutil.rmtree(target)
     temp.rename(target)
     _fsync(root)
@@ -58,17 +77,22 @@ def verify_checkpoint(path: Path, expected: str) -> None:
 
 
 def sweep(root: Path, named: Iterable[Path]) -> list[Path]:
-    """Delete folders under ``root`` that are not in ``named``; returns what was deleted."""
+    """Delete folders under ``root`` whose name no path of ``named`` has; returns what was deleted.
+
+    Names count, not paths: a run folder that was moved, or is reached by another path than the one
+    in the ledger, must not lose its checkpoints.
+    """
     if not root.is_dir():
         return []
-    keep = {path.resolve() for path in named}
-    removed = [p for p in sorted(root.iterdir()) if p.is_dir() and p.resolve() not in keep]
+    keep = {path.name for path in named}
+    removed = [p for p in sorted(root.iterdir()) if p.is_dir() and p.name not in keep]
     for path in removed:
         shutil.rmtree(path)
     return removed
 
 
 def hash_folder(folder: Path) -> str:
+    """sha256 over relative names and contents of all files, in name order."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")

@@ -1,15 +1,14 @@
 """One RL round as a state machine whose memory is the ledger.
 
 issue -> collect -> score -> update -> checkpoint -> commit -> publish. A crash anywhere leaves rows
-that say what is missing; ``restore`` plus the same calls end with the same bits. There is one commit
-point a round: learner step, checkpoint on disk, then one transaction that names its hash.
+that say what is missing; ``restore`` plus the same calls end with the same bits. There is one
+commit point a round: learner step, checkpoint on disk, then one transaction that names its hash.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -21,22 +20,25 @@ from parl.errors import CheckpointError, RoundError
 from parl.rollout.jobs import GroupJob
 from parl.rounds.batch import Batch, make_batch
 from parl.rounds.checkpoint import sweep, verify_checkpoint, write_checkpoint
+from parl.rounds.clock import Clock
 from parl.rounds.jobs import JobMaker
 from parl.rounds.ports import Collector, LearnerPort
 from parl.rounds.reports import EvalReport, RoundReport
 from parl.rounds.summary import eval_report, round_report, type_stats
 from parl.rounds.tasks import TaskSource
 from parl.store.store import Store
-from parl.store.values import LedgerEvent, RoundCommit
+from parl.store.values import LedgerEvent, RoundCommit, RoundInfo
 from parl.trajectory import Trajectory
 from parl.weights.store import WeightStore
-from reward_models.episode import RewardBreakdown
+from reward_models.episode import Episode, RewardBreakdown
 from reward_models.stages import Event, RewardModel, RewardState
 
 log = structlog.get_logger(__name__)
 
 WARM_START = "sft"
 TRAIN = "train"
+NO_WEIGHTS = -1
+"""Weight version before the warm start is committed."""
 
 
 class RoundMachine:
@@ -64,7 +66,7 @@ class RoundMachine:
         self._checkpoints = run_dir / "checkpoints"
         self._reward = RewardModel(config.reward)
         self._state: RewardState = self._reward.initial_state()
-        self._version = -1
+        self._version = NO_WEIGHTS
         self.next_round = 0
 
     @property
@@ -74,6 +76,7 @@ class RoundMachine:
 
     @property
     def finished(self) -> bool:
+        """Whether every RL round is committed."""
         return self.next_round >= self.config.rounds.num_rounds
 
     # -- resume ---------------------------------------------------------------------------------
@@ -82,7 +85,8 @@ class RoundMachine:
         """Make learner, reward state and engines what the ledger says they are.
 
         Loads the newest committed checkpoint, replays the rounds committed after it from their
-        ledgered batches, and checks that every replayed version has the committed checksum.
+        ledgered batches and compares each version with its committed checksum. CheckpointError
+        when the checkpoint is damaged or a checksum differs; RunError when the ledger is torn.
         """
         committed = self.store.committed_rounds()
         named = [Path(row.checkpoint_path) for row in committed if row.checkpoint_path]
@@ -91,31 +95,51 @@ class RoundMachine:
         if not committed:
             return
         newest = max(i for i, row in enumerate(committed) if row.checkpoint_path)
-        base = committed[newest]
-        assert base.checkpoint_path is not None and base.checkpoint_hash is not None
-        verify_checkpoint(Path(base.checkpoint_path), base.checkpoint_hash)
-        self._learner.restore(Path(base.checkpoint_path))
+        self._load(committed[newest])
+        self._state = self._reward.initial_state()
         for position, row in enumerate(committed):
-            if row.phase != TRAIN:
-                continue
-            trajectories = self.store.load_trajectories(TRAIN, row.index)
-            if position > newest:
-                breakdowns = self._score(trajectories)
-                self._learn(self._batch(trajectories, breakdowns, row.index))
-                log.info("round_replayed", round=row.index)
-            self._state, _ = self._reward.fold(self._state, _episodes(trajectories))
-        self._version = committed[-1].weight_version_out
+            if row.phase == TRAIN:
+                self._replay(row, learn=position > newest)
+            if position >= newest:
+                weights = self._restored_weights(row)
+        self._version = weights.manifest.version
         self.next_round = sum(row.phase == TRAIN for row in committed)
-        weights = self._weight_set(self._version)
-        expected = self.store.weight_checksum(self._version)
-        if weights.manifest.checksum != expected:
-            raise CheckpointError(
-                f"restored weights of version {self._version} have checksum "
-                f"{weights.manifest.checksum[:12]}, the ledger expects {expected[:12]}; the run was "
-                "not deterministic or its code changed: resume with the commit the run row names"
-            )
         self._weights.publish(weights)
         self._collector.publish(weights)
+
+    def _load(self, row: RoundInfo) -> None:
+        """Bring the learner to the checkpoint that ``row`` names."""
+        assert row.checkpoint_path is not None and row.checkpoint_hash is not None, (
+            f"{row.phase} round {row.index}: no checkpoint to load"
+        )
+        # by name, not by path: a run folder may be moved, or reached by another path
+        path = self._checkpoints / Path(row.checkpoint_path).name
+        verify_checkpoint(path, row.checkpoint_hash)
+        self._learner.restore(path)
+
+    def _replay(self, row: RoundInfo, *, learn: bool) -> None:
+        """Fold a committed round into the reward state; ``learn``: take its step again first."""
+        trajectories = self.store.load_trajectories(TRAIN, row.index)
+        if learn:
+            breakdowns = self._score(trajectories)
+            self._learn(self._batch(trajectories, breakdowns, row.index))
+            log.info("round_replayed", round=row.index)
+        self._state, _ = self._reward.fold(self._state, _episodes(trajectories))
+
+    def _restored_weights(self, row: RoundInfo) -> WeightSet:
+        """The learner's weights, which must be those that ``row`` committed."""
+        version = row.weight_version_out
+        assert version is not None, f"{row.phase} round {row.index}: committed without weights"
+        weights = self._weight_set(version)
+        expected = self.store.weight_checksum(version)
+        if weights.manifest.checksum != expected:
+            raise CheckpointError(
+                f"restored weights of version {version} have checksum "
+                f"{weights.manifest.checksum[:12]}, the ledger expects {expected[:12]}; the run "
+                "was not deterministic or its code changed: resume with the commit the run row "
+                "names"
+            )
+        return weights
 
     # -- warm start -----------------------------------------------------------------------------
 
@@ -123,8 +147,10 @@ class RoundMachine:
         """Run ``train`` on the learner once and commit weight version 0; no-op when committed."""
         if self._version >= 0:
             return
-        self.store.begin_round(WARM_START, 0, stage=0, weight_version_in=-1)
+        self.store.begin_round(WARM_START, 0, stage=0, weight_version_in=NO_WEIGHTS)
         metrics = train(self._learner)
+        if metrics:  # a warm start of no steps has none
+            _expect_finite(metrics, "warm_start rates")
         self._commit(WARM_START, 0, version=0, checkpoint=True, metrics=metrics, batch=None)
 
     # -- one round ------------------------------------------------------------------------------
@@ -132,7 +158,7 @@ class RoundMachine:
     def step(self) -> RoundReport:
         """Run (or finish) round ``next_round`` and commit it."""
         index = self.next_round
-        clock = _Clock()
+        clock = Clock()
         structlog.contextvars.bind_contextvars(round=index)
         self.store.begin_round(
             TRAIN, index, stage=self._state.stage, weight_version_in=self._version
@@ -198,11 +224,16 @@ class RoundMachine:
         return eval_report(name, trajectories, version)
 
     def close(self) -> None:
+        """Close the collector; the ledger has everything else."""
         self._collector.close()
 
     # -- parts ----------------------------------------------------------------------------------
 
     def _collect(self, phase: str, index: int, groups: Sequence[GroupJob]) -> list[Trajectory]:
+        # what the infrastructure failed last time gets another try with the same draws
+        reopened = self.store.reopen_failed(phase, index)
+        if reopened:
+            log.info("episodes_reopened", phase=phase, count=len(reopened))
         todo = self.store.issue([job for group in groups for job in group.jobs])
         missing = {job.episode_id for job in todo}
         left = [g for g in (group.only(missing) for group in groups) if g.jobs]
@@ -233,19 +264,14 @@ class RoundMachine:
         if not batch.samples:
             raise RoundError(
                 f"round {index}: none of {len(trajectories)} episodes has a reward "
-                f"({sorted({str(t.outcome) for t in trajectories})}); see the episodes' errors with "
-                "`parl rl status`"
+                f"({sorted({str(t.outcome) for t in trajectories})}); see the episodes' errors "
+                "with `parl rl status`"
             )
         return batch
 
     def _learn(self, batch: Batch) -> dict[str, float]:
         metrics = self._learner.update(batch.samples, batch.advantages)
-        bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
-        if bad:
-            raise RoundError(
-                f"learner returned {', '.join(f'{n}={metrics[n]}' for n in bad)}; nothing was "
-                "committed, the last checkpoint is intact: lower learner rates and resume"
-            )
+        _expect_finite(metrics, "learner rates")
         return metrics
 
     def _weight_set(self, version: int) -> WeightSet:
@@ -291,19 +317,16 @@ class RoundMachine:
         self._collector.publish(weights)
 
 
-def _episodes(trajectories: Sequence[Trajectory]):
+def _episodes(trajectories: Sequence[Trajectory]) -> list[Episode]:
     return [t.to_episode() for t in trajectories]
 
 
-class _Clock:
-    """Wall seconds by step of a round."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self._last
-        self.laps["total"] = now - self._start
-        self._last = now
+def _expect_finite(metrics: Mapping[str, float], rates: str) -> None:
+    """RoundError for a step that ruined the parameters; ``rates`` names the knob to turn."""
+    bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+    if bad:
+        raise RoundError(
+            f"learner returned {', '.join(f'{n}={metrics[n]}' for n in bad)}, expected finite "
+            f"numbers; nothing was committed, the last checkpoint is intact: lower the {rates} and "
+            "resume"
+        )

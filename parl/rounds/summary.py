@@ -27,6 +27,7 @@ def success(trajectories: Sequence[Trajectory]) -> float:
 
 
 def mean_tokens(trajectories: Sequence[Trajectory]) -> float:
+    """Sampled tokens per episode; 0 for no episodes."""
     return _mean([float(t.num_sampled) for t in trajectories])
 
 
@@ -45,6 +46,7 @@ def round_report(
     metrics: Mapping[str, float],
     weight_version: int,
 ) -> RoundReport:
+    """Round ``index`` in numbers; ``state`` and ``weight_version`` are those after its update."""
     groups = by_type(trajectories)
     return RoundReport(
         index=index,
@@ -63,6 +65,7 @@ def round_report(
 
 
 def eval_report(name: str, trajectories: Sequence[Trajectory], version: int) -> EvalReport:
+    """An evaluation in numbers; episodes without a verdict count only as an outcome."""
     groups = by_type(trajectories)
     scored = [t for rows in groups.values() for t in rows]
     return EvalReport(

@@ -14,6 +14,9 @@ from infra.errors import ConfigError
 from sandbox.catalog.base import Split
 from sandbox.task import TaskSpec
 
+FIRST_DEMONSTRATION = 1_000_000
+"""About where the warm start's instances begin (a multiple of their number)."""
+
 
 class TaskFamily(Protocol):
     """A catalog family: draws instances from a seed."""
@@ -61,7 +64,7 @@ class TaskSource:
 
     def demonstrations(self, count: int) -> list[TaskSpec]:
         """Training instances for the warm start, from a part of the sequence no round reaches."""
-        return self._draw("train", count, 1_000_000 // max(count, 1))
+        return self._draw("train", count, max(1, FIRST_DEMONSTRATION // max(count, 1)))
 
     def _draw(self, split: Split, count: int, block: int) -> list[TaskSpec]:
         order = interleave(quotas(self._mix, count))
