@@ -5,7 +5,11 @@ what a round does is parl.rounds.RoundMachine's business, and ``training_step`` 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from infra.db.engine import Ledger, open_ledger
+from infra.db.models import RunRow
 from parl.actors import start_weight_store
 from parl.config import RunConfig
 from parl.errors import RunError
@@ -65,7 +70,8 @@ class PARL(Algorithm):
         self._engines = Engines.start(run, store_name, run_dir, key, self._engine_bundle)
         self._thawed(engine_names=self._engines.names)
         try:
-            super().setup(self.config)
+            with native_stderr(Path(self.logdir or run_dir) / "start.log"):
+                super().setup(self.config)
         except IndexError as error:  # RLlib takes the first of no answers
             raise RunError(self._why_no_runner()) from error
         assert self.env_runner_group is not None and self.learner_group is not None
@@ -203,10 +209,27 @@ class PARL(Algorithm):
         return PlacementGroupFactory([*factory.bundles, *engines], strategy=factory.strategy)
 
 
+@contextmanager
+def native_stderr(path: Path) -> Iterator[None]:
+    """What C++ writes to stderr meanwhile goes to ``path``.
+
+    Ray prints an error line at every start of runners: RLlib passes their configuration by
+    reference, and Ray cannot know that EnvRunnerGroup keeps the reference alive (issue 53727).
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _ensure_run(ledger: Ledger, store: Store, run: RunConfig, run_dir: Path) -> None:
     """The command line writes the run's row before it starts Ray; Tune and notebooks do not."""
-    from infra.db.models import RunRow
-
     with ledger.session() as session:
         known = session.get(RunRow, store.run_id) is not None
     if not known:
