@@ -22,16 +22,21 @@ from sandbox.fakes import InProcessSession
 from sandbox.task import TaskSpec
 
 Report = Callable[[int, int, float], None]
+"""(steps done, steps in all, loss of the last one in nats per token)"""
 
 
-class Pupil(Protocol):
+class SupervisedLearner(Protocol):
     """What a warm start needs of parl.rounds.ports.LearnerPort; the rounds import this room."""
 
     def sft_update(
         self, samples: Sequence[TrainingSample], muon_lr: float, adamw_lr: float
-    ) -> dict[str, float]: ...
+    ) -> dict[str, float]:
+        """One cross-entropy step on the tokens whose loss_mask is 1; metrics hold ``loss``."""
+        ...
 
-    def reset_optimizers(self) -> None: ...
+    def reset_optimizers(self) -> None:
+        """Forget momentum and go back to the configured rates."""
+        ...
 
 
 class WarmStart:
@@ -55,7 +60,7 @@ class WarmStart:
         self._seed = seed
         self._tables: dict[tuple[str, str], ToolTable] = {}
 
-    def __call__(self, learner: Pupil, report: Report) -> dict[str, float]:
+    def __call__(self, learner: SupervisedLearner, report: Report) -> dict[str, float]:
         """``report(done, total, loss)`` after each step."""
         config = self._config
         clean, rough = self.demonstrations()
