@@ -5,6 +5,7 @@ A row's token depends on its logits and its uniform draw alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +16,11 @@ from engine.runtime.types import Sampling
 
 def check_sampling(params: Sampling) -> None:
     """InvalidStateError for a setting that names no distribution."""
-    if params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
+    # written so that NaN fails
+    if not (0 <= params.temperature < math.inf and 0 < params.top_p <= 1 and params.top_k >= 0):
         raise InvalidStateError(
-            f"{params}: expected temperature >= 0, 0 < top_p <= 1, top_k >= 0 (0 = all tokens)"
+            f"{params}: expected temperature >= 0 and finite, 0 < top_p <= 1, top_k >= 0 (0 = all "
+            "tokens)"
         )
 
 
@@ -32,11 +35,13 @@ def sample(
     work = logits.astype(np.float64)
     temperature = np.array([p.temperature for p in params])
     greedy = temperature == 0
-    work = work / np.where(greedy, 1.0, temperature)[:, None]
+    # the maximum first: a tiny temperature sends all others to -inf, never two to +inf
+    work -= work.max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        work /= np.where(greedy, 1.0, temperature)[:, None]
     for row, p in enumerate(params):
         if p.top_k or p.top_p < 1.0:
             work[row] = _truncate(work[row], p)
-    work -= work.max(axis=1, keepdims=True)
     weights = np.exp(work)
     cumulative = weights.cumsum(axis=1)
     total = cumulative[:, -1]
