@@ -12,6 +12,7 @@ answers ``{"correctness": float, "reasons": [str, ...]}``.
 from __future__ import annotations
 
 import contextvars
+import functools
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -84,13 +85,19 @@ def run(
         return {"value": type(error).__name__, "error": "crash"}
 
 
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str, name: str) -> types.CodeType:
+    """A namespace is made per episode, its code only once."""
+    return compile(source, f"<{name}>", "exec")
+
+
 class TaskModule:
     """A tools.py or verify.py, executed in its own namespace."""
 
     def __init__(self, source: str, name: str) -> None:
         """``name`` is what tracebacks show; no file is read."""
         self._module = types.ModuleType(name)
-        exec(compile(source, f"<{name}>", "exec"), self._module.__dict__)
+        exec(_compiled(source, name), self._module.__dict__)
 
     def setup(self, workdir: Path, data: dict[str, Any]) -> None:
         """Build the world; a module without ``setup`` needs none."""
