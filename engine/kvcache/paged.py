@@ -8,8 +8,44 @@ long its neighbours are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
+
+ROWS = 32
+"""Counts of rows are multiples of this, see engine.model.ops.TILE."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Which blocks a batch reads, the same for every layer. Rows are sorted by falling number of
+    blocks, so those that have a j-th block are the first ones.
+
+    blocks[j]: int64 [m_j] physical block of each of the first m_j rows; hidden[j]: bool
+    [m_j, 1, 1, S], true where a row must not look, None when all may be seen.
+    """
+
+    blocks: list[Tensor]
+    hidden: list[Tensor | None]
+
+    @classmethod
+    def of(cls, tables: np.ndarray, positions: np.ndarray, block_size: int) -> AttentionPlan:
+        """tables int64 [N, J], positions int64 [N]: row n attends to positions 0 .. positions[n]
+        of the context its table describes. N is a multiple of 32."""
+        last = positions // block_size
+        assert len(last) % ROWS == 0 and (np.diff(last) <= 0).all(), "rows are not sorted"
+        blocks: list[Tensor] = []
+        hidden: list[Tensor | None] = []
+        for j in range(int(last[0]) + 1):
+            # a row without a j-th block reads block 0, all of it masked: an exact no-op
+            num_rows = -(-int((last >= j).sum()) // ROWS) * ROWS
+            blocks.append(torch.from_numpy(np.ascontiguousarray(tables[:num_rows, j])))
+            seen = positions[:num_rows] - j * block_size
+            mask = np.arange(block_size) > seen[:, None]
+            hidden.append(torch.from_numpy(mask)[:, None, None] if mask.any() else None)
+        return cls(blocks, hidden)
 
 
 class PagedKV:
@@ -28,6 +64,7 @@ class PagedKV:
         self.values = [
             torch.zeros(num_blocks + 1, groups, block_size, head_dim) for _ in range(num_layers)
         ]
+        self._buffers = [torch.empty(0), torch.empty(0)]
         self.block_size = block_size
         self.bytes_per_block = 2 * num_layers * block_size * groups * head_dim * 4
 
@@ -46,32 +83,34 @@ class PagedKV:
             keys[block] = 0.0
             values[block] = 0.0
 
-    def attend(self, layer: int, q: Tensor, tables: Tensor, positions: Tensor) -> Tensor:
-        """q [N, A, D], tables int64 [N, J], positions int64 [N] -> [N, A, D].
-
-        Row n attends to positions 0 .. positions[n] of the context its table describes.
-        """
+    def attend(self, layer: int, q: Tensor, plan: AttentionPlan) -> Tensor:
+        """q [N, A, D] -> [N, A, D]; rows in the plan's order."""
         n, heads, head_dim = q.shape
         groups = self.keys[layer].shape[1]
         size = self.block_size
-        scaled = (q * head_dim**-0.5).view(n * groups, heads // groups, head_dim)
-        best = q.new_full((n * groups, heads // groups, 1), -torch.inf)
-        total = q.new_zeros(n * groups, heads // groups, 1)
+        repeat = heads // groups
+        scaled = (q * head_dim**-0.5).view(n * groups, repeat, head_dim)
+        best = q.new_full((n * groups, repeat, 1), -torch.inf)
+        total = q.new_zeros(n * groups, repeat, 1)
         out = torch.zeros_like(scaled)
-        offsets = torch.arange(size)
-        for j in range(tables.shape[1]):
-            blocks = tables[:, j]
-            keys = self.keys[layer].index_select(0, blocks).view(n * groups, head_dim, size)
-            values = self.values[layer].index_select(0, blocks).view(n * groups, size, head_dim)
-            hidden = (offsets + j * size)[None] > positions[:, None]
-            scores = torch.bmm(scaled, keys).view(n, groups, -1, size)
-            scores = scores.masked_fill(hidden[:, None, None], -torch.inf).view(
-                n * groups, -1, size
-            )
-            new_best = torch.maximum(best, scores.amax(dim=-1, keepdim=True))
+        for blocks, hidden in zip(plan.blocks, plan.hidden, strict=True):
+            m = len(blocks)
+            rows = slice(0, m * groups)
+            keys = self._gather(self.keys[layer], blocks, 0).view(m * groups, head_dim, size)
+            values = self._gather(self.values[layer], blocks, 1).view(m * groups, size, head_dim)
+            scores = torch.bmm(scaled[rows], keys)
+            if hidden is not None:
+                scores.view(m, groups, repeat, size).masked_fill_(hidden, -torch.inf)
+            new_best = torch.maximum(best[rows], scores.amax(dim=-1, keepdim=True))
             weights = torch.exp(scores - new_best)
-            fade = torch.exp(best - new_best)
-            total = total * fade + weights.sum(dim=-1, keepdim=True)
-            out = out * fade + torch.bmm(weights, values)
-            best = new_best
+            fade = torch.exp(best[rows] - new_best)
+            total[rows] = total[rows] * fade + weights.sum(dim=-1, keepdim=True)
+            out[rows] = out[rows] * fade + torch.bmm(weights, values)
+            best[rows] = new_best
         return (out / total).view(n, heads, head_dim)
+
+    def _gather(self, store: Tensor, blocks: Tensor, buffer: int) -> Tensor:
+        """store[blocks] in a buffer that is used again: fresh pages cost more than the copy."""
+        if len(self._buffers[buffer]) < len(blocks):
+            self._buffers[buffer] = torch.empty(len(blocks), *store.shape[1:])
+        return torch.index_select(store, 0, blocks, out=self._buffers[buffer][: len(blocks)])

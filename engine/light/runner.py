@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import WeightsError
-from engine.kvcache.paged import PagedKV
+from engine.kvcache.paged import ROWS, AttentionPlan, PagedKV
+from engine.light.row_check import check_row_bits
 from engine.model.config import ModelConfig
 from engine.model.model import PolicyModel
 from engine.model.ops import FastOps, RowOps, TiledOps, pad_rows
@@ -53,6 +54,8 @@ class ModelRunner:
             model_config.head_dim,
         )
         self._ops: RowOps = TiledOps() if config.deterministic else FastOps()
+        if config.deterministic:
+            check_row_bits(self.model, self._ops, config.block_size, config.max_rows)
         self._block_size = config.block_size
         self.weight_version = -1
         self.weight_checksum = ""
@@ -60,27 +63,32 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: RowBatch) -> BatchOutput:
         n = len(batch.token_ids)
-        multiple = self._ops.row_multiple
-        ids = pad_rows(torch.from_numpy(batch.token_ids), multiple)
-        positions = pad_rows(torch.from_numpy(batch.positions), multiple)
-        # padding rows read and write block 0, which no context owns
-        tables = pad_rows(torch.from_numpy(batch.tables), multiple)
-        size = self._block_size
-        blocks = tables.gather(1, (positions // size)[:, None])[:, 0]
-        offsets = positions % size
+        # rows of the longest contexts first (AttentionPlan); padding rows come last and read and
+        # write block 0, which no context owns
+        order = np.argsort(-(batch.positions // self._block_size), kind="stable")
+        padding = -n % ROWS
+        positions = np.pad(batch.positions[order], (0, padding))
+        tables = np.pad(batch.tables[order], ((0, padding), (0, 0)))
+        ids = np.pad(batch.token_ids[order], (0, padding))
+        plan = AttentionPlan.of(tables, positions, self._block_size)
+        blocks = torch.from_numpy(tables[np.arange(n + padding), positions // self._block_size])
+        offsets = torch.from_numpy(positions % self._block_size)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.kv.write(layer, blocks, offsets, k, v)
-            return self.kv.attend(layer, q, tables, positions)
+            return self.kv.attend(layer, q, plan)
 
-        hidden, experts = self.model(ids, positions, attend, ops=self._ops)
-        finite = torch.isfinite(hidden[:n]).all(dim=1).numpy()
-        wanted = torch.from_numpy(batch.sampled_rows)
-        rows = pad_rows(hidden[wanted], multiple)
+        hidden, experts = self.model(
+            torch.from_numpy(ids), torch.from_numpy(positions), attend, ops=self._ops
+        )
+        place = torch.from_numpy(np.argsort(order, kind="stable"))
+        finite = torch.isfinite(hidden[place]).all(dim=1).numpy()
+        wanted = place[torch.from_numpy(batch.sampled_rows)]
+        rows = pad_rows(hidden[wanted], ROWS)
         logits = self.model.logits(rows, self._ops)[: len(wanted)]
         return BatchOutput(
             logits.numpy(),
-            experts[:n].to(torch.int16).numpy(),
+            experts[place].to(torch.int16).numpy(),
             None if finite.all() else ~finite,
         )
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.model.config import ModelConfig
-from engine.model.ops import RowOps, pad_rows
+from engine.model.ops import RowOps
 
 
 class DenseFFN(nn.Module):
@@ -86,22 +86,47 @@ class MoE(nn.Module):
         """x [N, H] -> (output [N, H], the router's own choice int64 [N, K])."""
         chosen, used, weights = self.gate(x, ops, replay)
         n, top_k = used.shape
-        order = used.flatten().argsort(stable=True)
-        counts = torch.bincount(used.flatten(), minlength=self.gate.weight.shape[0]).tolist()
-        rows = order // top_k
-        flat_weights = weights.flatten()[order]
-        out = x.new_zeros(n, x.shape[1])
-        start = 0
-        for expert, count in enumerate(counts):
-            if not count:
-                continue
-            index = rows[start : start + count]
-            part = pad_rows(x[index], ops.row_multiple)
-            part = swiglu(
-                part, self.experts_gate_up_proj[expert], self.experts_down_proj[expert], ops
-            )[:count]
-            out = out.index_add(0, index, part * flat_weights[start : start + count, None])
-            start += count
+        source, place, sizes = _group(used, self.gate.weight.shape[0], ops.row_multiple)
+        grouped = x.index_select(0, source).split(sizes)
+        gate_up = torch.cat(
+            [
+                ops.linear(rows, weight)
+                for rows, weight in zip(grouped, self.experts_gate_up_proj, strict=True)
+                if len(rows)
+            ]
+        )
+        gate, up = gate_up.chunk(2, dim=-1)
+        middle = (F.silu(gate.contiguous()) * up.contiguous()).split(sizes)
+        result = torch.cat(
+            [
+                ops.linear(rows, weight)
+                for rows, weight in zip(middle, self.experts_down_proj, strict=True)
+                if len(rows)
+            ]
+        )
+        picked = result.index_select(0, place).view(n, top_k, -1) * weights[:, :, None]
+        out = picked[:, 0]
+        for k in range(1, top_k):  # a fixed order of additions
+            out = out + picked[:, k]
         if self.shared_experts is not None:
             out = out + self.shared_experts(x, ops)
         return out, chosen
+
+
+def _group(used: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Lay rows out by expert, each group padded to ``multiple`` rows (with row 0, unused).
+
+    used int64 [N, K] -> (source int64 [P]: the row at each place; place int64 [N * K]: where the
+    k-th expert of a row computes it; rows of each group, E numbers that sum to P).
+    """
+    flat = used.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=num_experts)
+    sizes = (counts + multiple - 1) // multiple * multiple
+    shift = (sizes.cumsum(0) - sizes) - (counts.cumsum(0) - counts)
+    places = torch.arange(len(flat)) + shift[flat[order]]
+    source = flat.new_zeros(int(sizes.sum()))
+    source[places] = order // used.shape[1]
+    place = torch.empty_like(flat)
+    place[order] = places
+    return source, place, sizes.tolist()

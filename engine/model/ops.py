@@ -45,13 +45,10 @@ class TiledOps:
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         n = x.shape[0]
         assert n % TILE == 0, f"{n} rows are not whole tiles of {TILE}"
-        if n == TILE:
-            return torch.mm(x, weight.t())
-        out = x.new_empty(n, weight.shape[0])
-        transposed = weight.t()
-        for start in range(0, n, TILE):
-            torch.mm(x[start : start + TILE], transposed, out=out[start : start + TILE])
-        return out
+        # one product a tile: the expanded weight is not copied
+        tiles = x.view(-1, TILE, x.shape[1])
+        shared = weight.t().expand(len(tiles), -1, -1)
+        return torch.bmm(tiles, shared).view(n, weight.shape[0])
 
 
 def pad_rows(x: Tensor, multiple: int) -> Tensor:
