@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from parl.cli.installed import Item, machine, packages, programs
+from parl.cli.runs import DEFAULT_PARENT
 
 if TYPE_CHECKING:
     from sandbox.backends.base import LevelReport
@@ -20,7 +21,9 @@ def doctor(
     run_name: Annotated[
         str | None, typer.Argument(help="Run id or path: also say who waits for whom in it.")
     ] = None,
-    runs_dir: Annotated[Path, typer.Option("--dir", help="Parent of run folders.")] = Path("runs"),
+    runs_dir: Annotated[
+        Path, typer.Option("--dir", help="Parent of run folders.")
+    ] = DEFAULT_PARENT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Exit 1 when no isolating sandbox level works here."""

@@ -10,11 +10,11 @@ from typing import Protocol, TextIO
 import typer
 
 from infra.db.engine import Ledger
-from infra.errors import LedgerError, ParlError
+from infra.errors import LedgerError
 from infra.leases import LeaseBook
 from infra.log import bind, configure
 from infra.metrics import Metrics
-from parl.cli.runs import RunFolder, sole_driver
+from parl.cli.runs import DEFAULT_PARENT, RunFolder, sole_driver
 from parl.report.bar import open_progress
 from parl.report.watchers import MetricsWatcher, Several
 from parl.report.write import write_report
@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 
 def drive(folder: RunFolder, stream: TextIO) -> None:
-    """Lines go to ``stream``. A ParlError passes through after the ledger and the user know how
+    """Lines go to ``stream``. An error passes through after the ledger and the user know how
     to go on; an interrupt ends with exit code 130."""
     with sole_driver(folder):
         ledger = folder.open_ledger()
@@ -42,8 +42,8 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
             _note(store, "stopped", "interrupted")
             typer.echo(f"interrupted; {hint}", err=True)
             raise typer.Exit(INTERRUPTED) from None
-        except ParlError as error:
-            _note(store, "failed", str(error))
+        except Exception as error:
+            _note(store, "failed", f"{type(error).__name__}: {error}")
             typer.echo(f"stopped by an error; {hint}", file=stream)
             raise
         files = write_report(ledger, folder.run_id, folder.path)
@@ -128,4 +128,4 @@ def _note(store: Store, status: str, error: str) -> None:
 
 def _shortest(folder: RunFolder) -> str:
     """The id when the run is where `parl rl resume` looks by itself, else the path."""
-    return folder.run_id if folder.path.parent.name == "runs" else str(folder.path)
+    return folder.run_id if folder.path.parent == DEFAULT_PARENT.resolve() else str(folder.path)

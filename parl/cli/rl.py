@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from parl.cli.runs import DEFAULT_PARENT
+
 app = typer.Typer(no_args_is_help=True)
 
 ConfigFiles = Annotated[
@@ -22,7 +24,6 @@ RunName = Annotated[str, typer.Argument(help="Run id or path of its folder.")]
 LatestRun = Annotated[
     str | None, typer.Argument(help="Run id or path; without it the run started last.")
 ]
-RUNS = Path("runs")
 
 
 @app.command("run")
@@ -34,10 +35,10 @@ def run(
     ] = False,
 ) -> None:
     """Train: warm start, evaluate, RL rounds, evaluate, report."""
-    from infra.config import dump_toml, load_config
-    from parl.config import RunConfig
+    from infra.config import dump_toml
+    from parl.cli.runs import resolve
 
-    resolved = load_config(RunConfig, config, overrides)
+    resolved = resolve(config, overrides)
     if dry_run:
         typer.echo(dump_toml(resolved), nl=False)
         return
@@ -50,7 +51,7 @@ def run(
 
 
 @app.command("resume")
-def resume(run_name: RunName, runs_dir: RunsDir = RUNS) -> None:
+def resume(run_name: RunName, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Go on where the ledger says the run is; a finished run only writes its report again."""
     from parl.cli.launch import drive
     from parl.cli.runs import find_run
@@ -59,7 +60,7 @@ def resume(run_name: RunName, runs_dir: RunsDir = RUNS) -> None:
 
 
 @app.command("list")
-def list_all(runs_dir: RunsDir = RUNS) -> None:
+def list_all(runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Run folders, the oldest first."""
     from parl.cli.runs import find_run, list_runs
     from parl.report.history import read_history
@@ -71,7 +72,7 @@ def list_all(runs_dir: RunsDir = RUNS) -> None:
 
 
 @app.command("status")
-def status(run_name: LatestRun = None, runs_dir: RunsDir = RUNS) -> None:
+def status(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Rounds, success, tokens per solved task, gates, time left, episodes by state."""
     from parl.cli.runs import find_run
     from parl.report.history import read_history
@@ -89,7 +90,7 @@ def show(
     run_name: Annotated[
         str | None, typer.Option("--run", help="Run id or path; default: from the id, or latest.")
     ] = None,
-    runs_dir: RunsDir = RUNS,
+    runs_dir: RunsDir = DEFAULT_PARENT,
 ) -> None:
     """One episode, complete from the ledger: tokens, masks, calls, rewards, versions, draws."""
     from parl.cli.runs import find_run, list_runs
@@ -104,7 +105,7 @@ def show(
 
 
 @app.command("report")
-def report(run_name: LatestRun = None, runs_dir: RunsDir = RUNS) -> None:
+def report(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Write report.md, curves.png and table.txt again, from the ledger."""
     from parl.cli.runs import find_run
     from parl.report.write import write_report

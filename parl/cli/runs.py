@@ -7,7 +7,7 @@ import fcntl
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from infra.db.engine import Ledger
     from parl.config import RunConfig
 
+DEFAULT_PARENT = Path("runs")
+"""Where commands look for runs unless told."""
 CONFIG_FILE = "config.toml"
 LEDGER_FILE = "ledger.db"
 LOCK_FILE = "driver.lock"
@@ -44,6 +46,21 @@ class RunFolder:
         from infra.db.engine import open_ledger
 
         return open_ledger(self.ledger_url, create=False, durable=self.config.run.durable)
+
+
+def resolve(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a new run, checked as far as it can be before anything exists.
+
+    ConfigError or TaskError: wrong keys and values, unknown family or task type, a vocabulary that
+    does not fit the model.
+    """
+    from infra.config import load_config
+    from parl.config import RunConfig
+    from parl.rounds.parts import RunParts
+
+    config = load_config(RunConfig, files, overrides)
+    RunParts.of(config)
+    return config
 
 
 def create_run(config: RunConfig) -> RunFolder:

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.cluster.jobs import DEFAULT_ADDRESS, submit
-from infra.config import dump_toml, load_config
-from parl.config import RunConfig
+from infra.config import dump_toml
+from parl.cli.runs import resolve
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -23,7 +23,7 @@ def submit_run(
     The configuration is resolved here, so a mistake in it costs no job; ConfigError then. Relative
     paths in it mean this machine's current folder, for the job's own folder is temporary.
     """
-    config = load_config(RunConfig, files, overrides)
+    config = resolve(files, overrides)
     section = config.run.model_copy(update={"dir": str(Path(config.run.dir).absolute())})
     config = config.model_copy(update={"run": section})
     with tempfile.TemporaryDirectory(prefix="parl-job-") as folder:
