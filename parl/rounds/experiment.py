@@ -1,4 +1,4 @@
-"""The whole experiment: warm start, evaluate, rounds, evaluate. Each phase resumes from the ledger."""
+"""Warm start, evaluate, rounds, evaluate. Each phase resumes from the ledger."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LocalCollector:
         self._pool = SandboxPool(
             parts.family.bundle,
             size=config.sandbox.pool_size,
-            leases=leases,
+            leases=leases,  # pyright: ignore[reportArgumentType] - a mapped column is a str
             config=sandbox_config(config),
         )
         self._worker = RolloutWorker(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.chat.tokenizers import ByteTokenizer
-
 from engine.chat.renderer import KimiRenderer
+from engine.chat.tokenizers import ByteTokenizer
 from infra.errors import ConfigError
 from parl.config import RunConfig
 from parl.rollout.kimi_chat import KimiChat
