@@ -63,19 +63,19 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: RowBatch) -> BatchOutput:
         n = len(batch.token_ids)
-        # rows of the longest contexts first (AttentionPlan); padding rows come last and read and
-        # write block 0, which no context owns
+        # rows of the longest contexts first (AttentionPlan); padding rows come last and read block
+        # 0, which nobody owns or writes: a NaN there would reach every row that reads past its end
         order = np.argsort(-(batch.positions // self._block_size), kind="stable")
         padding = -n % ROWS
         positions = np.pad(batch.positions[order], (0, padding))
         tables = np.pad(batch.tables[order], ((0, padding), (0, 0)))
         ids = np.pad(batch.token_ids[order], (0, padding))
         plan = AttentionPlan.of(tables, positions, self._block_size)
-        blocks = torch.from_numpy(tables[np.arange(n + padding), positions // self._block_size])
-        offsets = torch.from_numpy(positions % self._block_size)
+        blocks = torch.from_numpy(tables[np.arange(n), positions[:n] // self._block_size])
+        offsets = torch.from_numpy(positions[:n] % self._block_size)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.kv.write(layer, blocks, offsets, k, v)
+            self.kv.write(layer, blocks, offsets, k[:n], v[:n])
             return self.kv.attend(layer, q, plan)
 
         hidden, experts = self.model(
