@@ -114,9 +114,11 @@ class Engines:
                     failures[index] = reason
             if failures and time.monotonic() > deadline:
                 index, reason = next(iter(failures.items()))
+                free = ray.available_resources().get("CPU", 0.0)
                 raise RoundError(
                     f"engine {index} did not load weight version {manifest.version} within "
-                    f"{timeout_s:g} s: {reason}; see its log in Ray's session folder, then resume"
+                    f"{timeout_s:g} s: {reason} ({free:g} CPUs are free in the cluster); see its "
+                    "log in Ray's session folder, then resume"
                 )
             if failures:
                 time.sleep(_PAUSE_S)

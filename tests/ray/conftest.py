@@ -65,4 +65,4 @@ def build(
 
     yield make
     for run in runs:
-        run.close()
+        run.close()  # a second stop is fine
