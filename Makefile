@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Before everything else, so that nothing pulls another build of it; TORCH= for another release.
 TORCH ?= torch==2.13.0
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= --durations=10
 CI_SLOW_TIME ?= 50m
 
 FAST := not slow and not docker and not postgres and not gpu and not net
