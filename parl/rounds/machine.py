@@ -150,7 +150,7 @@ class RoundMachine:
         self.store.begin_round(WARM_START, 0, stage=0, weight_version_in=NO_WEIGHTS)
         metrics = train(self._learner)
         if metrics:  # a warm start of no steps has none
-            _expect_finite(metrics, "warm_start rates")
+            _expect_finite(metrics, "rates in [warm_start]")
         self._commit(WARM_START, 0, version=0, checkpoint=True, metrics=metrics, batch=None)
 
     # -- one round ------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class RoundMachine:
 
     def _learn(self, batch: Batch) -> dict[str, float]:
         metrics = self._learner.update(batch.samples, batch.advantages)
-        _expect_finite(metrics, "learner rates")
+        _expect_finite(metrics, "rates in [learner.optim]")
         return metrics
 
     def _weight_set(self, version: int) -> WeightSet:
@@ -327,6 +327,6 @@ def _expect_finite(metrics: Mapping[str, float], rates: str) -> None:
     if bad:
         raise RoundError(
             f"learner returned {', '.join(f'{n}={metrics[n]}' for n in bad)}, expected finite "
-            f"numbers; nothing was committed, the last checkpoint is intact: lower the {rates} and "
-            "resume"
+            f"numbers; nothing was committed, the last checkpoint is intact: begin a run with "
+            f"lower {rates}"
         )

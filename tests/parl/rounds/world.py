@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from sqlalchemy import select
 
 from engine.light.engine import LightEngine
 from engine.model.model import PolicyModel
 from engine.runtime.types import WeightSet
 from infra.db.engine import Ledger, open_ledger
+from infra.db.models import EpisodeRow, RewardPartRow
 from parl.config import RunConfig
 from parl.errors import RoundError
 from parl.learner.learner import TokenLearner
@@ -48,20 +54,28 @@ SETTINGS: dict[str, Any] = {
         "num_key_value_heads": 1,
         "head_dim": 16,
     },
-    "engine": {"deterministic": True, "num_blocks": 256, "max_contexts": 64},
+    "engine": {"deterministic": True, "num_blocks": 256, "max_contexts": 64, "max_rows": 64},
     "rollout": {
-        "num_prompts": 2,
+        "num_prompts": 3,
         "num_samples": 4,
         "max_turns": 3,
         "max_tokens": 40,
         "max_tokens_per_turn": 20,
         "max_attempts": 1,
     },
+    # mostly guesses: soon learnt, and right often enough that rewards differ inside a group
     "warm_start": {
-        "clean_steps": 24,
-        "sloppy_steps": 4,
-        "batch_size": 8,
+        "clean_steps": 0,
+        "sloppy_steps": 40,
+        "sloppy_share": 1.0,
+        "sloppy_rate": 1.0,
+        "guess": 0.8,
+        "filler": 0.0,
+        "redundant": 0.0,
+        "batch_size": 16,
         "num_demonstrations": 16,
+        "muon_lr": 0.03,
+        "adamw_lr": 0.01,
     },
     "rounds": {"num_rounds": 4, "eval_episodes": 4, "checkpoint_every": 2},
 }
@@ -129,6 +143,7 @@ class Run:
     @staticmethod
     def open(folder: Path, config: RunConfig | None = None) -> Run:
         """Build all parts and restore; a new folder begins a new run."""
+        torch.set_num_threads(1)  # the bits of a matrix product depend on it
         config = config or tiny_config()
         parts = RunParts.of(config)
         fresh = not (folder / "ledger.db").exists()
@@ -149,9 +164,7 @@ class Run:
             jobs=parts.jobs(RUN_ID),
             run_dir=folder,
         )
-        run = Run(
-            folder, config, parts, ledger, store, weights, learner, collector, machine
-        )
+        run = Run(folder, config, parts, ledger, store, weights, learner, collector, machine)
         try:
             machine.restore()
         except Exception:
@@ -201,14 +214,24 @@ class Run:
         setattr(owner, method, dies)
 
 
-def copy_run(source: Path, target: Path) -> Path:
-    """What a run left on disk, somewhere else: the folder is all that a resume needs."""
-    shutil.copytree(source, target)
+def copy_run(source: Run | Path, target: Path) -> Path:
+    """What a run has on disk, somewhere else: the folder is all that a resume needs."""
+    if isinstance(source, Run):
+        # a live SQLite database is copied by itself, not file by file
+        shutil.copytree(source.folder, target, ignore=shutil.ignore_patterns("ledger.db*"))
+        with (
+            closing(sqlite3.connect(source.folder / "ledger.db")) as live,
+            closing(sqlite3.connect(target / "ledger.db")) as copy,
+        ):
+            live.backup(copy)
+    else:
+        shutil.copytree(source, target)
     return target
 
 
-def facts(store: Store) -> dict[str, Any]:
+def facts(run: Run) -> dict[str, Any]:
     """Everything that must not depend on how often the run was interrupted, bit for bit."""
+    store = run.store
     committed = store.committed_rounds()
     rounds = {
         f"{row.phase}-{row.index}": {
@@ -219,29 +242,38 @@ def facts(store: Store) -> dict[str, Any]:
         }
         for row in committed
     }
-    episodes = {}
-    for row in committed:
-        for trajectory in store.load_trajectories(row.phase, row.index):
-            view = store.show(trajectory.episode_id)
-            assert view.reward is not None
-            episodes[trajectory.episode_id] = (
-                view.state,
-                view.budget,
-                view.weight_version,
-                view.reward,
-                str(trajectory.outcome),
-                trajectory.correctness,
-                trajectory.token_ids().tobytes(),
-                b"".join(turn.logprobs.tobytes() for turn in trajectory.turns),
-            )
-    decisions = [
-        (e.kind, e.round_index, e.key, e.data)
-        for e in store.events()
-        if not e.kind.startswith("episode_")
-    ]
-    return {
-        "rounds": rounds,
-        "episodes": episodes,
-        "stats": store.type_stats(),
-        "events": decisions,
+    tokens = {
+        t.episode_id: [
+            *(t.outcome, t.correctness, t.token_ids().tobytes()),
+            *(turn.logprobs.tobytes() for turn in t.turns),
+        ]
+        for row in committed
+        for t in store.load_trajectories(row.phase, row.index)
     }
+    with run.ledger.session() as session:
+        rewards = session.execute(
+            select(
+                EpisodeRow.id,
+                EpisodeRow.state,
+                EpisodeRow.reward,
+                EpisodeRow.budget,
+                EpisodeRow.weight_version,
+            ).order_by(EpisodeRow.id)
+        )
+        parts = session.execute(
+            select(RewardPartRow.episode_id, RewardPartRow.name, RewardPartRow.value).order_by(
+                RewardPartRow.episode_id, RewardPartRow.name
+            )
+        )
+        return {
+            "rounds": rounds,
+            "tokens": tokens,
+            "rewards": [row.tuple() for row in rewards],
+            "parts": [row.tuple() for row in parts],
+            "stats": store.type_stats(),
+            "decisions": [
+                (e.kind, e.round_index, e.key, dict(e.data))
+                for e in store.events()
+                if not e.kind.startswith("episode_")
+            ],
+        }
