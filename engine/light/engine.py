@@ -128,6 +128,13 @@ class LightEngine:
     # -- thread ---------------------------------------------------------------------------------
 
     @property
+    def thread_ident(self) -> int:
+        """Thread that computes; for clocks and profilers."""
+        ident = self._thread.ident
+        assert ident is not None, "the engine starts its thread in __init__"
+        return ident
+
+    @property
     def closed(self) -> bool:
         return bool(self._end)
 
