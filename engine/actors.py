@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import structlog
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from engine.config import EngineConfig
 from engine.errors import ContextLost, EngineError
@@ -49,6 +49,8 @@ MAX_MESSAGES = 1000
 """Of all clients at once; each has one exchange waiting, the others are short."""
 RECOVERY_S = 60.0
 """How long callers wait for an engine that died before their contexts count as lost."""
+DEADLINE_S = 900.0
+"""How long a call to a living engine may take: longer than any step, shorter than a night."""
 _PAUSE_S = 0.1
 
 
@@ -145,6 +147,9 @@ class EngineActor:
                 mailbox.contexts.discard(arguments[0])
         except (EngineError, ValueError) as error:
             answer = (call_id, None, error)
+        except Exception as error:  # a bug: the caller must hear of it, or it waits for ever
+            log.exception("engine_call_failed", verb=verb)
+            answer = (call_id, None, EngineError(f"{verb}: {_one_line(error)}; a bug, see the log"))
         if call_id != NO_REPLY:
             mailbox.answers.append(answer)
             mailbox.ready.set()
@@ -200,19 +205,30 @@ def start_engine(
 class RemoteRuntime:
     """ModelRuntime over an EngineActor. Belongs to one event loop.
 
-    When the actor dies every open call waits until Ray has brought it back (at most RECOVERY_S)
-    and then gets ContextLost, so that callers rebuild against a living engine.
+    When the actor dies every open call waits until Ray has brought it back (at most ``recovery_s``)
+    and then gets ContextLost, so that callers rebuild against a living engine. A call that a living
+    engine does not answer within ``timeout_s`` is an EngineError. As with LightEngine, a caller
+    that is cancelled leaves nothing running.
     """
 
-    def __init__(self, actor: Any, name: str = "", recovery_s: float = RECOVERY_S) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        name: str = "",
+        recovery_s: float = RECOVERY_S,
+        timeout_s: float = DEADLINE_S,
+    ) -> None:
         """``name``: of the process, the same after its restart; empty = one of its own."""
         self._actor = actor
         self._recovery_s = recovery_s
+        self._timeout_s = timeout_s
         incarnation = uuid.uuid4().hex
         self._client: Client = (name or incarnation, incarnation)
         self._ids = itertools.count()
         self._outbox: list[Call] = []
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._orphans: set[int] = set()
+        """Calls that open a context nobody waits for any more."""
         self._observed: dict[ContextId, list[int]] = {}
         self._flush_planned = False
         self._pump: asyncio.Task[None] | None = None
@@ -257,7 +273,20 @@ class RemoteRuntime:
         self._post((NO_REPLY, "release", (ctx,)))
 
     async def load_weights(self, weights: WeightSet) -> int:
-        return await self._actor.load_weights.remote(weights)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._actor.load_weights.remote(weights)
+        except TimeoutError:
+            raise self._late("load_weights") from None
+        except RayTaskError as error:
+            if isinstance(error.cause, EngineError):
+                raise error.cause from None
+            raise EngineError(f"load_weights: {_one_line(error)}; see the engine's log") from error
+        except RayError as error:
+            raise ContextLost(
+                f"load_weights: the engine died ({type(error).__name__}); it fetches the newest "
+                "weights when it starts again"
+            ) from error
 
     async def info(self) -> EngineInfo:
         return await self._ask("info")
@@ -279,9 +308,29 @@ class RemoteRuntime:
         self._pending[call_id] = future
         self._post((call_id, verb, arguments))
         try:
-            return await future
+            async with asyncio.timeout(self._timeout_s):
+                return await future
+        except TimeoutError:
+            self._abandon(call_id, verb, arguments)
+            raise self._late(verb) from None
+        except asyncio.CancelledError:
+            self._abandon(call_id, verb, arguments)
+            raise
         finally:
             self._pending.pop(call_id, None)
+
+    def _late(self, verb: str) -> EngineError:
+        return EngineError(
+            f"{verb}: client {self._client[0]} waited {self._timeout_s:g} s for its engine actor, "
+            "which lives but does not answer; see its log or raise timeout_s"
+        )
+
+    def _abandon(self, call_id: int, verb: str, arguments: tuple[Any, ...]) -> None:
+        """End what the engine does for a caller that left."""
+        if verb == "step":
+            self._post((NO_REPLY, "cancel", (arguments[1].ctx,)))
+        elif verb in ("init_context", "fork"):
+            self._orphans.add(call_id)
 
     def _post(self, call: Call) -> None:
         self._outbox.append(call)
@@ -294,7 +343,8 @@ class RemoteRuntime:
         self._flush_planned = False
         if self._down or not self._outbox:
             return  # sent after recovery
-        if self._pending and (self._pump is None or self._pump.done()):
+        waiting = self._pending or self._orphans
+        if waiting and (self._pump is None or self._pump.done()):
             self._pump = asyncio.get_running_loop().create_task(self._run_pump())
             return
         calls, self._outbox = self._outbox, []
@@ -303,14 +353,21 @@ class RemoteRuntime:
 
     async def _run_pump(self) -> None:
         """One exchange after the other while somebody waits for an answer."""
-        while self._pending:
+        while self._pending or self._orphans:
             calls, self._outbox = self._outbox, []
             try:
                 answers = await self._actor.exchange.remote(self._client, calls)
+            except RayTaskError as error:  # the engine lives, its shell has a bug
+                self._fail_all(EngineError(f"engine actor: {_one_line(error)}; see its log"))
+                continue
             except RayError as error:
                 await self._recover(error)
                 continue
             for call_id, value, failure in answers:
+                if call_id in self._orphans:
+                    self._orphans.discard(call_id)
+                    if failure is None:
+                        self._post((NO_REPLY, "release", (value,)))
                 future = self._pending.pop(call_id, None)
                 if future is None or future.done():
                     continue  # its caller was cancelled
@@ -335,11 +392,15 @@ class RemoteRuntime:
         self._down = False
         self._outbox.clear()
         self._observed.clear()
-        lost, self._pending = self._pending, {}
-        for future in lost.values():
-            if not future.done():
-                future.set_exception(ContextLost(f"{reason}; rebuild the context"))
+        self._fail_all(ContextLost(f"{reason}; rebuild the context"))
         log.info("engine_back", client=self._client[0], after_s=time.monotonic() - started)
+
+    def _fail_all(self, error: EngineError) -> None:
+        self._orphans.clear()
+        failed, self._pending = self._pending, {}
+        for future in failed.values():
+            if not future.done():
+                future.set_exception(error)
 
     async def _answers(self) -> bool:
         ping: Coroutine[Any, Any, str] = _get(self._actor.ping.remote())
@@ -352,3 +413,9 @@ class RemoteRuntime:
 
 async def _get(ref: Any) -> Any:
     return await ref
+
+
+def _one_line(error: BaseException) -> str:
+    """Kind and last line: Ray puts the cause of a task's error at the end of its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
