@@ -81,9 +81,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def tiny_config(**rounds: Any) -> RunConfig:
-    """The run's config; ``rounds`` replaces keys of its [rounds]."""
-    return RunConfig.model_validate({**SETTINGS, "rounds": {**SETTINGS["rounds"], **rounds}})
+def tiny_config(**sections: dict[str, Any]) -> RunConfig:
+    """The run's config; ``sections`` replaces keys of its sections."""
+    changed = {name: {**SETTINGS[name], **section} for name, section in sections.items()}
+    return RunConfig.model_validate({**SETTINGS, **changed})
 
 
 class Killed(Exception):
