@@ -23,5 +23,3 @@ class EngineConfig(ConfigModel):
     rows, checked on this machine at start. False lets the library pick kernels by batch size."""
     seed: int = Field(default=0, ge=0, lt=2**64)
     """Seeds the draws of contexts whose policy names none."""
-    num_threads: int | None = Field(default=None, ge=1)
-    """torch threads of the process an EngineActor runs in; None leaves torch's default."""

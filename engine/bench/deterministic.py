@@ -70,7 +70,11 @@ def measure(
     report = Report(num_contexts, Timing(), Timing())
     for _ in range(num_repeats):
         for timing, deterministic in ((report.deterministic, True), (report.fast, False)):
-            config = EngineConfig(deterministic=deterministic, max_contexts=num_contexts)
+            config = EngineConfig(
+                deterministic=deterministic,
+                max_contexts=num_contexts,
+                max_context=prompt_length + num_tokens + 2,
+            )
             engine = LightEngine(model, config, fetch_weights=lambda version: weights)
             try:
                 asyncio.run(_decode(engine, timing, num_contexts, prompt_length, num_tokens))

@@ -22,7 +22,6 @@ class RunningStep:
     """Weight swaps before this step: it runs when that many have been applied."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

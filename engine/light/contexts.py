@@ -27,6 +27,7 @@ class ContextTable:
         self.pool = BlockPool(config.num_blocks)
         self._contexts: dict[ContextId, Context] = {}
         self._slots = list(range(config.max_contexts - 1, -1, -1))
+        self._poisoned: set[int] = set()
         blocks_per_context = -(-config.max_context // config.block_size)
         self.tables = np.zeros((config.max_contexts, blocks_per_context), np.int64)
 
@@ -93,7 +94,7 @@ class ContextTable:
         for logical, physical in sorted(parent.blocks.items()):
             if logical == partial:
                 self._copy_block(context, logical, physical)
-            elif logical not in incomplete:
+            elif logical < partial and logical not in incomplete:
                 self.pool.share([physical])
                 self._own(context, logical, physical)
         context.todo = [
@@ -146,10 +147,15 @@ class ContextTable:
         return freed
 
     def drop_poisoned(self, context: Context) -> None:
-        """Zero and drop blocks with NaN: a masked position still multiplies by what it holds."""
-        for physical in context.blocks.values():
-            self._kv.clear_block(physical)
+        """Drop blocks that may hold NaN; they are zeroed before they are used again, because a
+        masked position still multiplies by what it holds. Not now: a fork may read them."""
+        self._poisoned.update(context.blocks.values())
         self.drop(context, list(context.blocks))
+
+    def drop_tail(self, context: Context) -> None:
+        """Give back blocks past the last token: a step that failed leaves them behind."""
+        last = (len(context.tokens) - 1) // self._config.block_size
+        self.drop(context, [logical for logical in context.blocks if logical > last])
 
     def cover(self, context: Context, positions: list[int]) -> None:
         """A physical block for each position, taken from idle contexts if the pool is empty."""
@@ -162,7 +168,7 @@ class ContextTable:
         if len(missing) > self.pool.num_free:
             idle = [other for other in self._contexts.values() if other.is_idle]
             self.reclaim(sorted(idle, key=lambda c: c.served), len(missing))
-        for logical, physical in zip(missing, self.pool.allocate(len(missing)), strict=True):
+        for logical, physical in zip(missing, self._allocate(len(missing)), strict=True):
             self._own(context, logical, physical)
 
     def reclaim(self, victims: Iterable[Context], num_blocks: int) -> None:
@@ -172,6 +178,13 @@ class ContextTable:
                 return
             self.drop(victim, list(victim.blocks))
 
+    def _allocate(self, count: int) -> list[int]:
+        blocks = self.pool.allocate(count)
+        for block in self._poisoned.intersection(blocks):
+            self._kv.clear_block(block)
+            self._poisoned.remove(block)
+        return blocks
+
     def _own(self, context: Context, logical: int, physical: int) -> None:
         context.blocks[logical] = physical
         self.tables[context.slot, logical] = physical
@@ -179,7 +192,7 @@ class ContextTable:
     def _copy_block(self, context: Context, logical: int, source: int) -> None:
         """Copy on write; without room the child computes the block again."""
         if self.pool.num_free:
-            (copy,) = self.pool.allocate(1)
+            (copy,) = self._allocate(1)
             self._kv.copy_block(source, copy)
             self._own(context, logical, copy)
 

@@ -33,7 +33,7 @@ class RowBatch:
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
     """logits float32 [M, V]; experts int16 [N, L, K]; bad_rows bool [N], true where the hidden
-    state is NaN or infinite, None when there is no such row."""
+    state or a logit is NaN or infinite, None when there is no such row."""
 
     logits: np.ndarray
     experts: np.ndarray
@@ -85,9 +85,10 @@ class ModelRunner:
         finite = torch.isfinite(hidden[place]).all(dim=1).numpy()
         wanted = place[torch.from_numpy(batch.sampled_rows)]
         rows = pad_rows(hidden[wanted], ROWS)
-        logits = self.model.logits(rows, self._ops)[: len(wanted)]
+        logits = self.model.logits(rows, self._ops)[: len(wanted)].numpy()
+        finite[batch.sampled_rows] &= np.isfinite(logits).all(axis=1)
         return BatchOutput(
-            logits.numpy(),
+            logits,
             experts[place].to(torch.int16).numpy(),
             None if finite.all() else ~finite,
         )

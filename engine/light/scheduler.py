@@ -87,14 +87,13 @@ class Scheduler:
     def cancel(self, ctx: ContextId) -> None:
         context = self.contexts.get(ctx)
         if context is not None and context.step is not None:
-            context.step.cancelled = True
+            self._finish(context, "cancelled")
 
     def release(self, ctx: ContextId) -> None:
         """Also ends a step, forks that wait for the context, and a waiting fork named ``ctx``."""
         context = self.contexts.get(ctx)
         if context is None:
-            for parent in self.contexts:
-                parent.forks = [fork for fork in parent.forks if fork.child != ctx]
+            self._drop_waiting_fork(ctx)
             return
         if context.step is not None:
             self._finish(context, "cancelled")
@@ -103,6 +102,12 @@ class Scheduler:
                 ContextLost(f"context {ctx} was released while a fork of it waited")
             )
         self.contexts.close(context)
+
+    def _drop_waiting_fork(self, child: ContextId) -> None:
+        for parent in self.contexts:
+            for fork in [fork for fork in parent.forks if fork.child == child]:
+                parent.forks.remove(fork)
+                fork.future.set_exception(ContextLost(f"context {child} was released"))
 
     def begin_fork(
         self,
@@ -151,9 +156,6 @@ class Scheduler:
 
     def step(self) -> None:
         """Compute one batch of rows and hand out what it finished."""
-        for context in self.contexts:
-            if context.step is not None and context.step.cancelled:
-                self._finish(context, "cancelled")
         self._swap_weights()
         plan = self._plan()
         if not plan:
@@ -212,10 +214,13 @@ class Scheduler:
         return plan if plan or not blocked else self._preempt(blocked)
 
     def _preempt(self, blocked: list[Context]) -> Plan:
-        """Nobody can go on: the context that began first takes blocks from those after it."""
+        """Nobody can go on: the context that began first takes blocks from steps that wait for a
+        weight swap, then from those that began after it."""
         first, *others = sorted(blocked, key=lambda c: c.began)
         rows = first.next_rows(self._config.max_rows)
-        self.contexts.reclaim(reversed(others), len(rows) // self._config.block_size + 2)
+        held_back = [c for c in self.contexts if c.step is not None and not self._is_running(c)]
+        victims = [*held_back, *reversed(others)]
+        self.contexts.reclaim(victims, len(rows) // self._config.block_size + 2)
         try:
             self.contexts.cover(first, rows)
         except CapacityError as error:
@@ -309,6 +314,7 @@ class Scheduler:
         step, context.step = context.step, None
         if step is not None:
             context.rewind(step.start)
+            self.contexts.drop_tail(context)
             step.future.set_exception(error)
         for fork in context.forks:
             fork.future.set_exception(error)

@@ -146,8 +146,8 @@ class PolicyModel(nn.Module):
 def initialise(model: PolicyModel, seed: int) -> None:
     """Normal(0, 1/fan_in) matrices, Normal(0, initializer_range) embedding, zero head.
 
-    Each tensor has a generator of its own, named by (seed, tensor name): the values depend on
-    nothing else. A zero head makes the first policy uniform.
+    Each tensor has a generator of its own, seeded by (seed, rank of its name among all names): the
+    values depend on nothing else. A zero head makes the first policy uniform.
     """
     with torch.no_grad():
         for position, (name, parameter) in enumerate(sorted(model.named_parameters())):

@@ -38,7 +38,8 @@ class ModelRuntime(Protocol):
     async def append(
         self, ctx: ContextId, token_ids: Sequence[int], media: Sequence[Any] = ()
     ) -> None:
-        """Add tokens the policy did not sample (observations, headers)."""
+        """Add tokens the policy did not sample (observations, headers). A remote engine may send
+        them, and report their errors, with the next call for ``ctx``."""
         ...
 
     async def forward_step(self, request: StepRequest) -> StepResult:
