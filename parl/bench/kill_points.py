@@ -19,6 +19,8 @@ T = TypeVar("T")
 TARGETS = ("runner", "engine", "driver")
 TOOL_CALL = "sandbox.call"
 POLL_S = 0.02
+WAIT_FILE_S = 2.5
+"""Workers write their waits every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,18 @@ def frozen(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def worker_in_call(run_dir: Path) -> WorkerWaits | None:
-    """A live rollout worker whose wait file says that a tool call is open."""
-    for worker in read_waits(run_dir):
-        in_call = any(wait.what == TOOL_CALL for wait in worker.waits)
-        if in_call and process_alive(worker.pid):
-            return worker
+def worker_in_call(run_dir: Path, newer_than: float) -> WorkerWaits | None:
+    """A live rollout worker that has a tool call open, by a wait file written after ``newer_than``
+    (epoch s); None when every live worker has written one and none is in a call, or after
+    WAIT_FILE_S."""
+    deadline = time.time() + WAIT_FILE_S
+    while time.time() < deadline:
+        workers = [w for w in read_waits(run_dir) if process_alive(w.pid)]
+        fresh = [w for w in workers if time.time() - w.written_s_ago > newer_than]
+        for worker in fresh:
+            if any(wait.what == TOOL_CALL for wait in worker.waits):
+                return worker
+        if workers and len(fresh) == len(workers):
+            return None
+        time.sleep(POLL_S)
     return None

@@ -7,6 +7,8 @@ A runner or an engine that dies is replaced while the driver goes on; a dead dri
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import subprocess
 import time
@@ -97,6 +99,7 @@ class _Kill:
         _, expected = self._baseline.read()
         runs = self._folder / self._name
         log = self._folder / f"{self._name}.log"
+        shutil.rmtree(runs, ignore_errors=True)  # of an interrupted measurement
         with start_parl(_words(runs), log) as driver:
             run = self._at_the_moment(runs, driver)
             killed = self._kill(run, driver)
@@ -162,17 +165,27 @@ class _Kill:
         elif self._point.target == "engine":
             pid = wait_for(lambda: _alive(run, "engine-0"), 30.0, "the engine")
         elif self._point.in_tool_call:
-            # A call takes a millisecond; with the boxes stopped it lasts until we have struck.
-            with frozen(box_processes(box_ids(ledger))):
-                worker = wait_for(
-                    lambda: worker_in_call(run.path), 60.0, "a worker inside a tool call"
-                )
-                os.kill(worker.pid, signal.SIGKILL)
-                return worker.pid
+            return self._kill_in_call(run, driver)
         else:
             pid = wait_for(lambda: _alive(run, "runner-1"), 30.0, "a runner")
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def _kill_in_call(self, run: RunFolder, driver: subprocess.Popen[bytes]) -> int:
+        """A call takes a millisecond. So the boxes are stopped: a call that is open stays open, is
+        seen in its worker's wait file, and the worker is killed. Nobody in a call: the boxes run on
+        for a moment and are stopped again."""
+        draw = random.Random(self._name)
+        boxes = box_processes(box_ids(run.open_ledger()))
+        while driver.poll() is None:
+            with frozen(boxes):
+                worker = worker_in_call(run.path, newer_than=time.time())
+                if worker is not None:
+                    os.kill(worker.pid, signal.SIGKILL)
+                    return worker.pid
+            time.sleep(draw.uniform(0.02, 0.2))
+            boxes = box_processes(box_ids(run.open_ledger()))
+        raise TimeoutError(f"{self._name}: the run ended without a tool call we could hold")
 
 
 def _alive(run: RunFolder, name: str) -> int | None:

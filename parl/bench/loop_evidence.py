@@ -73,5 +73,8 @@ def _mean(records: list[dict[str, Any]], key: str) -> float:
     return sum(record[key] for record in records) / len(records)
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -65,10 +65,10 @@ def test_a_worker_inside_a_tool_call_is_recognised(tmp_path):
 
     waits = Waits("w0")
     waits.dump(tmp_path / "waits-w0.json")
-    assert worker_in_call(tmp_path) is None
+    assert worker_in_call(tmp_path, newer_than=0.0) is None
     waits._open[0] = Wait("e", "sandbox.call", time.time(), time.time() + 1)
     waits.dump(tmp_path / "waits-w0.json")
-    worker = worker_in_call(tmp_path)
+    worker = worker_in_call(tmp_path, newer_than=time.time() - 60)
     assert worker is not None and worker.pid == os.getpid()
 
 
