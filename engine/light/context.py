@@ -81,7 +81,11 @@ class Context:
             grown = np.zeros((capacity, *self.experts.shape[1:]), np.int16)
             grown[: len(self.experts)] = self.experts
             self.experts = grown
-        self.experts[positions] = experts
+        if positions[-1] - positions[0] == len(positions) - 1:
+            # without a gap, as nearly always: a slice costs a fraction of an index list
+            self.experts[positions[0] : positions[-1] + 1] = experts
+        else:
+            self.experts[positions] = experts
 
     def take_experts(self) -> tuple[np.ndarray, int]:
         """Routing of computed positions not told yet, and where it starts."""
