@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from engine.fakes import ScriptedRuntime
 from engine.light.engine import LightEngine
 from engine.runtime.conformance import ModelRuntimeContract
+from engine.runtime.conformance_swaps import SwapContract, ThreadsContract
 from engine.runtime.protocol import ModelRuntime
-from engine.runtime.types import DrawKey
-from tests.engine.tiny import ENGINE, make_engine
+from engine.runtime.types import DrawKey, WeightSet
+from tests.engine.tiny import ENGINE, make_engine, make_weights
 
 
-class TestLightEngine(ModelRuntimeContract):
+class TestLightEngine(SwapContract, ThreadsContract):
     def make_runtime(self) -> ModelRuntime:
         return make_engine()
+
+    def make_weights(self, version: int) -> WeightSet:
+        return make_weights(version, seed=version)
 
     async def end_runtime(self, runtime: ModelRuntime) -> None:
         assert isinstance(runtime, LightEngine)
