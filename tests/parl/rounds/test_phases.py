@@ -123,6 +123,14 @@ def test_no_evaluation_when_none_is_asked_for(tmp_path: Path):
     assert summary.before is None and summary.after is None
 
 
+@pytest.fixture(scope="module")
+def calm_start(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Checksums after a warm start nobody disturbed."""
+    with Run.open(tmp_path_factory.mktemp("calm-start"), tiny_config(**SHORT)) as run:
+        run.warm_start()
+        return checksums(run.store)
+
+
 @pytest.mark.parametrize(
     "kill",
     [
@@ -134,23 +142,18 @@ def test_no_evaluation_when_none_is_asked_for(tmp_path: Path):
     ],
     ids=["step", "checkpoint", "before-commit", "after-commit", "publish"],
 )
-def test_a_killed_warm_start_gives_the_same_weights(tmp_path: Path, kill):
+def test_a_killed_warm_start_gives_the_same_weights(tmp_path: Path, calm_start: list[str], kill):
     """Version 0 is a function of config and seed; once committed it is never trained again."""
     config = tiny_config(**SHORT)
-    for name in ("calm", "killed"):
-        (tmp_path / name).mkdir()
-    with Run.open(tmp_path / "calm", config) as run:
-        run.warm_start()
-        expected = checksums(run.store)
-    with Run.open(tmp_path / "killed", config) as run:
+    with Run.open(tmp_path, config) as run:
         run.kill(*kill)
         with pytest.raises(Killed):
             run.warm_start()
-    with Run.open(tmp_path / "killed", config) as run:
+    with Run.open(tmp_path, config) as run:
         run.warm_start()
         run.kill("learner", "sft_update", "before")
         run.warm_start()
-        assert checksums(run.store) == expected
+        assert checksums(run.store) == calm_start
         assert (run.machine.weight_version, run.machine.next_round) == (0, 0)
 
 

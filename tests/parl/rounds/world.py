@@ -54,7 +54,7 @@ SETTINGS: dict[str, Any] = {
         "num_key_value_heads": 1,
         "head_dim": 16,
     },
-    "engine": {"deterministic": True, "num_blocks": 256, "max_contexts": 64, "max_rows": 64},
+    "engine": {"deterministic": True, "num_blocks": 256, "max_contexts": 64, "max_rows": 32},
     "rollout": {
         "num_prompts": 3,
         "num_samples": 4,
