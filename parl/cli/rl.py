@@ -115,6 +115,24 @@ def report(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> No
     typer.echo(f"{files.text}\n{files.report}" if files.text else str(files.report))
 
 
+@app.command("rescore")
+def rescore_run(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
+    """Compute every reward again from the ledger and compare; exit 1 when one differs."""
+    from parl.cli.runs import find_run
+    from parl.report.rescore import rescore
+
+    folder = find_run(run_name, runs_dir)
+    result = rescore(folder.open_ledger(), folder.run_id, folder.config.reward)
+    for line in result.differences[:20]:
+        typer.echo(line)
+    typer.echo(
+        f"{result.num_episodes} rewards of {result.num_rounds} rounds computed again, "
+        f"{len(result.differences)} differ"
+    )
+    if result.differences:
+        raise typer.Exit(1)
+
+
 @app.command("submit")
 def submit(
     config: ConfigFiles,
