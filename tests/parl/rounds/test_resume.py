@@ -15,11 +15,11 @@ from tests.parl.rounds.world import Killed, Run, copy_run, facts, tiny_config
 KILLS = [
     # (rounds done before, part, method, when, nth call)
     pytest.param(2, "store", "begin_round", "after", 1, id="begun"),
-    pytest.param(2, "store", "issue", "after", 1, id="issued"),
-    pytest.param(2, "store", "finish", "before", 1, id="no-episode-finished"),
+    pytest.param(3, "store", "issue", "after", 1, id="issued"),
+    pytest.param(3, "store", "finish", "before", 1, id="no-episode-finished"),
     pytest.param(2, "store", "finish", "after", 5, id="some-episodes-finished"),
-    pytest.param(2, "collector", "collect", "after", 1, id="collected"),
-    pytest.param(2, "store", "score", "after", 1, id="scored"),
+    pytest.param(3, "collector", "collect", "after", 1, id="collected"),
+    pytest.param(3, "store", "score", "after", 1, id="scored"),
     pytest.param(1, "learner", "update", "after", 1, id="updated"),
     pytest.param(3, "learner", "save", "after", 1, id="half-a-checkpoint"),
     pytest.param(3, "weights", "publish", "before", 1, id="checkpoint-written"),

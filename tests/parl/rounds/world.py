@@ -33,6 +33,7 @@ from parl.rounds.parts import RunParts, rollout_settings
 from parl.rounds.ports import LearnerPort
 from parl.store.store import Store
 from parl.weights.store import WeightStore
+from sandbox.calls.table import ToolTable
 from sandbox.fakes import InProcessSession
 from sandbox.session import Session
 from sandbox.task import TaskSpec
@@ -98,6 +99,7 @@ class InProcessCollector:
         config = parts.config
         self.engine = LightEngine(config.model, config.engine)
         self._bundle = parts.family.bundle
+        self._tables: dict[str, ToolTable] = {}
         self.broken: str = ""
         """While set, no session opens: the infrastructure fails with this message."""
         self._worker = RolloutWorker(
@@ -112,7 +114,10 @@ class InProcessCollector:
     async def _open(self, task: TaskSpec, owner: str) -> Session:
         if self.broken and "/00001/" in owner:  # episodes of the second prompt
             raise OSError(self.broken)
-        return InProcessSession(task, self._bundle)
+        # a pool compiles a family's schemas once too
+        if task.task_type not in self._tables:
+            self._tables[task.task_type] = ToolTable(task.tools, task.forbidden_tools)
+        return InProcessSession(task, self._bundle, self._tables[task.task_type])
 
     def collect(self, groups: Sequence[GroupJob], deadline_s: float) -> None:
         failed = [s for s in self._worker.run(groups, deadline_s) if s.outcome == "infra_error"]
