@@ -16,10 +16,11 @@ from infra.log import bind, configure
 from infra.metrics import Metrics
 from parl.cli.runs import DEFAULT_PARENT, RunFolder, sole_driver
 from parl.report.bar import open_progress
+from parl.report.progress import WrittenLines
 from parl.report.watchers import MetricsWatcher, Several
 from parl.report.write import write_report
 from parl.rounds.experiment import run_experiment
-from parl.rounds.machine import RoundMachine
+from parl.rounds.machine import WARM_START, RoundMachine
 from parl.rounds.parts import RunParts
 from parl.rounds.reports import RoundReport
 from parl.store.store import Store
@@ -61,11 +62,14 @@ def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> Non
     progress = Several([open_progress(stream), MetricsWatcher(metrics)])
     store.set_run_status("running")
     reap_boxes(ledger)  # what a killed driver or runner left
+    warm_start = RunParts.of(folder.config).warm_start()
+    if not store.is_committed(WARM_START, 0):
+        warm_start.write_ahead(WrittenLines(stream))
     try:
         with closing(_build(folder, ledger, stream)) as built:
             run_experiment(
                 built.machine,
-                warm_start=RunParts.of(folder.config).warm_start(),
+                warm_start=warm_start,
                 step=built.step,
                 progress=progress,
                 run_dir=str(folder.path),

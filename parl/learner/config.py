@@ -23,6 +23,12 @@ class OptimConfig(ConfigModel):
     """Hidden matrices (attention, experts), RMS-matched to AdamW."""
     adamw_lr: float = Field(default=3e-4, ge=0)
     """Embedding, head, norms, router."""
+    decay_updates: int = Field(default=0, ge=0)
+    """Both rates fall linearly from the first update to this one; 0 = constant. Muon's steps do not
+    shrink with the gradient, so at a constant rate a policy that has little left to learn walks
+    at random."""
+    final_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of the rates that is left from update ``decay_updates`` on."""
     momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.model.model import PolicyModel
 from parl.learner.balance import move_router_bias
 from parl.learner.batching import micro_batches
-from parl.learner.config import LearnerConfig
+from parl.learner.config import LearnerConfig, OptimConfig
 from parl.learner.forward import TokenStats, token_stats
 from parl.learner.losses import LOSSES
 from parl.learner.optim.build import build_optimizers
@@ -75,7 +75,10 @@ class TokenLearner:
             loss.backward()
             tally.add(loss, stats, int(masked))
         metrics = tally.metrics()
+        scale = rate_scale(self.num_updates, self.config.optim)
+        self._set_rates(self.config.optim.muon_lr * scale, self.config.optim.adamw_lr * scale)
         metrics["grad_norm"] = self._step()
+        metrics["rate_scale"] = scale
         if self.config.router_bias_rate:
             self._balance(tally.loads)
         metrics["num_tokens"] = norm
@@ -99,10 +102,7 @@ class TokenLearner:
             loss.backward()
             total += loss.item()
             correct += int((stats.logprobs > -0.693).sum())
-        for group in self.muon.param_groups:
-            group["lr"] = muon_lr
-        for group in self.adamw.param_groups:
-            group["lr"] = adamw_lr
+        self._set_rates(muon_lr, adamw_lr)
         return {"loss": total, "grad_norm": self._step(), "likely_share": correct / norm}
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -134,6 +134,12 @@ class TokenLearner:
         local = torch.zeros(shape, dtype=torch.float64) if loads is None else loads.double()
         move_router_bias(self.model, self._all_reduce(local), self.config.router_bias_rate)
 
+    def _set_rates(self, muon_lr: float, adamw_lr: float) -> None:
+        for group in self.muon.param_groups:
+            group["lr"] = muon_lr
+        for group in self.adamw.param_groups:
+            group["lr"] = adamw_lr
+
     def _zero_grad(self) -> None:
         self.muon.zero_grad(set_to_none=True)
         self.adamw.zero_grad(set_to_none=True)
@@ -156,6 +162,15 @@ class TokenLearner:
         self.muon.step()
         self.adamw.step()
         return norm
+
+
+def rate_scale(num_updates: int, config: OptimConfig) -> float:
+    """Share of the configured rates for the update after ``num_updates`` others, in
+    [final_share, 1]: a function of the count alone, so that a resumed run takes equal steps."""
+    if not config.decay_updates:
+        return 1.0
+    done = min(1.0, num_updates / config.decay_updates)
+    return 1.0 - done * (1.0 - config.final_share)
 
 
 class _Tally:

@@ -15,7 +15,28 @@ from parl.report import words
 from parl.rounds.reports import EvalReport, RoundReport, RunSummary
 
 WARM_LINE_EVERY_S = 5.0
+WRITTEN_LINE_EVERY_S = 2.5
 RATE_WINDOW = 8
+
+
+class WrittenLines:
+    """Lines about demonstrations while they are written, beside those of a starting cluster."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._start = self._last_line = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Every few seconds and at the end."""
+        now = self._clock()
+        if done < total and now - self._last_line < WRITTEN_LINE_EVERY_S:
+            return
+        self._last_line = now
+        rate = done / max(now - self._start, 1e-9)
+        # one write: another thread writes lines to the same stream
+        self._stream.write(f"demonstrations {done}/{total} | {rate:.0f}/s\n")
+        self._stream.flush()
 
 
 class PlainProgress:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from engine.chat.renderer import KimiRenderer
@@ -23,6 +25,12 @@ from sandbox.task import TaskSpec
 
 Report = Callable[[int, int, float], None]
 """(steps done, steps in all, loss of the last one in nats per token)"""
+
+
+Written = Callable[[int, int], None]
+"""(instances written, instances in all)"""
+Demonstrations = tuple[list[TrainingSample], list[TrainingSample]]
+"""(clean, sloppy) transcripts of the same training instances."""
 
 
 class SupervisedLearner(Protocol):
@@ -59,13 +67,30 @@ class WarmStart:
         self._renderer = renderer
         self._seed = seed
         self._tables: dict[tuple[str, str], ToolTable] = {}
+        self._ahead: Future[Demonstrations] | None = None
+
+    def write_ahead(self, written: Written) -> None:
+        """Begin to write the demonstrations in a thread, while a cluster starts; the call waits
+        for them."""
+        if self._ahead is None and self._num_steps:
+            self._ahead = Future()
+            # not a pool's thread: an interrupted start must not wait for it
+            threading.Thread(
+                target=self._write_ahead, args=(self._ahead, written), daemon=True
+            ).start()
+
+    def _write_ahead(self, result: Future[Demonstrations], written: Written) -> None:
+        try:
+            result.set_result(self._write(written))
+        except BaseException as error:  # raised again where the result is asked for
+            result.set_exception(error)
 
     def __call__(self, learner: SupervisedLearner, report: Report) -> dict[str, float]:
         """``report(done, total, loss)`` after each step."""
         config = self._config
-        clean, rough = self.demonstrations()
+        total = self._num_steps
+        clean, rough = self.demonstrations() if total else ([], [])
         rng = random.Random(f"warm-start/{self._seed}")
-        total = config.clean_steps + config.sloppy_steps
         metrics: dict[str, float] = {}
         for step in range(total):
             first = step < config.clean_steps
@@ -81,12 +106,19 @@ class WarmStart:
         learner.reset_optimizers()
         return metrics
 
-    def demonstrations(self) -> tuple[list[TrainingSample], list[TrainingSample]]:
-        """(clean, sloppy) transcripts of the same training instances."""
+    def demonstrations(self) -> Demonstrations:
+        """Those of ``write_ahead``, or written now."""
+        return self._write(lambda *_: None) if self._ahead is None else self._ahead.result()
+
+    @property
+    def _num_steps(self) -> int:
+        return self._config.clean_steps + self._config.sloppy_steps
+
+    def _write(self, written: Written) -> Demonstrations:
         tasks = self._tasks(self._config.num_demonstrations)
         habits = Sloppiness(self._config.filler, self._config.redundant, self._config.guess)
 
-        async def write() -> tuple[list[TrainingSample], list[TrainingSample]]:
+        async def write() -> Demonstrations:
             clean: list[TrainingSample] = []
             rough: list[TrainingSample] = []
             for index, task in enumerate(tasks):
@@ -94,6 +126,7 @@ class WarmStart:
                 rng = random.Random(f"sloppy/{self._seed}/{index}")
                 clean.append(await self._transcribe(task, plan, index))
                 rough.append(await self._transcribe(task, sloppy(plan, habits, rng), index))
+                written(index + 1, len(tasks))
             return clean, rough
 
         return asyncio.run(write())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from parl.learner.batching import micro_batches, shards
+from parl.learner.config import OptimConfig
 from parl.learner.forward import token_stats
-from parl.learner.learner import TokenLearner
+from parl.learner.learner import TokenLearner, rate_scale
 from parl.trajectory import TrainingSample
 from tests.parl.learner.tiny import make_advantages, make_learner, make_model, make_samples
 
@@ -273,3 +275,23 @@ def test_flip_share_counts_every_changed_choice(samples: list[TrainingSample]):
     metrics = make_learner().update([replace(first, experts=experts)], [1.0])
     positions, layers = experts.shape[:2]
     assert metrics["expert_flip_share"] == pytest.approx(1 / (positions * layers))
+
+
+def test_rates_fall_linearly_to_their_last_share():
+    """From the first update to update decay_updates, and stay there; 0 keeps them constant."""
+    config = OptimConfig(decay_updates=4, final_share=0.2)
+    assert [rate_scale(n, config) for n in range(6)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert rate_scale(7, OptimConfig()) == 1.0
+
+
+def test_updates_use_the_decayed_rates(samples: list[TrainingSample], tmp_path: Path):
+    """The scale follows the count of updates, also that of a restored learner."""
+    optim = {"muon_lr": 1e-2, "adamw_lr": 1e-3, "decay_updates": 2, "final_share": 0.5}
+    learner = make_learner(optim=optim)
+    assert learner.update(samples, GAINS)["rate_scale"] == 1.0
+    learner.save(tmp_path)
+    again = make_learner(optim=optim)
+    again.restore(tmp_path)
+    assert again.update(samples, GAINS)["rate_scale"] == 0.75
+    assert again.muon.param_groups[0]["lr"] == pytest.approx(0.75e-2)
+    assert again.adamw.param_groups[0]["lr"] == pytest.approx(0.75e-3)

@@ -8,7 +8,7 @@ import pytest
 
 from parl.report import words
 from parl.report.bar import open_progress
-from parl.report.progress import PlainProgress
+from parl.report.progress import PlainProgress, WrittenLines
 from parl.rounds.reports import EvalReport, RoundReport, RunSummary
 
 
@@ -109,3 +109,15 @@ def test_durations(seconds, text):
 
 def test_rates_have_three_digits():
     assert [words.rate(v) for v in (None, 0.9316, 1.0, 0.0)] == ["-", ".932", "1.00", ".000"]
+
+
+def test_written_demonstrations_are_told_every_few_seconds_and_at_the_end():
+    stream, clock = io.StringIO(), Clock()
+    lines = WrittenLines(stream, clock)
+    for done in range(1, 41):
+        clock.now = done * 0.1
+        lines(done, 40)
+    assert stream.getvalue().splitlines() == [
+        "demonstrations 25/40 | 10/s",
+        "demonstrations 40/40 | 10/s",
+    ]

@@ -162,3 +162,27 @@ def test_demonstrations_come_in_pairs_of_the_same_instance():
         assert np.array_equal(a.token_ids[:first], b.token_ids[:first])
         assert a.loss_mask.sum() < b.loss_mask.sum()
     assert lean_tokens(clean) == min(int(s.loss_mask.sum()) for s in clean) < lean_tokens(rough)
+
+
+def test_writing_ahead_gives_the_same_demonstrations():
+    """A thread writes what a call would have written, and tells how far it is."""
+    told: list[tuple[int, int]] = []
+    ahead = warm_start()
+    ahead.write_ahead(lambda done, total: told.append((done, total)))
+    first, second = Pupil(), Pupil()
+    ahead(first, silent)
+    warm_start()(second, silent)
+    assert first.batches == second.batches
+    assert told == [(done, 8) for done in range(1, 9)]
+
+
+def test_an_error_in_the_writing_thread_reaches_the_caller():
+    """Not a warm start on nothing, and not a wait for ever."""
+    start = warm_start(num_demonstrations=2)
+
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("no space left")
+
+    start.write_ahead(fail)
+    with pytest.raises(RuntimeError, match="no space left"):
+        start(Pupil(), silent)
