@@ -53,14 +53,21 @@ class JsonlFile:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Records in file order. A line torn by a full disk or a power cut is passed over."""
+    """Records in file order. A line torn by a full disk or a power cut is passed over and counted
+    on stderr; a torn last line is a record that is being written and is nobody's fault."""
+    torn: list[int] = []
+    number = 0
     with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
+                torn.append(number)
                 continue
             yield record
+    lost = [line for line in torn if line != number]
+    if lost:
+        sys.stderr.write(f"{path}: {len(lost)} torn lines passed over, the first is {lost[0]}\n")
 
 
 def _plain(value: Any) -> Any:

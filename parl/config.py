@@ -100,6 +100,8 @@ class RoundsSection(ConfigModel):
     """Held-out episodes before and after the rounds; 0 = no evaluation."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Rounds between checkpoints; those in between are replayed from the ledger on resume."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """Newest committed checkpoints that stay on disk; a resume needs only the last one."""
     permute_rewards: bool = False
     """Control experiment: shuffle rewards inside each group before advantages."""
     advantage: str = "group_mean"

@@ -7,6 +7,8 @@ RunError
 └── StaleWeights      an engine serves another policy version than the episode was issued for
 """
 
+from typing import Any
+
 from infra.errors import ParlError
 
 
@@ -32,6 +34,10 @@ class WaitTimeout(RunError, TimeoutError):
         self.owner = owner
         self.what = what
         self.timeout_s = timeout_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # OSError, TimeoutError's base, keeps only two of three arguments for pickle
+        return type(self), (self.owner, self.what, self.timeout_s)
 
     def __str__(self) -> str:
         return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -86,6 +86,16 @@ def sweep(root: Path, named: Iterable[Path]) -> list[Path]:
         return []
     keep = {path.name for path in named}
     removed = [p for p in sorted(root.iterdir()) if p.is_dir() and p.name not in keep]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed
+
+
+def prune(root: Path, committed: Sequence[Path], keep: int) -> list[Path]:
+    """Delete the folders of all but the last ``keep`` of ``committed`` (paths in order of commit);
+    returns what was deleted. Their rows stay: the ledger is history, the disk is not."""
+    old = {path.name for path in committed[:-keep]} - {path.name for path in committed[-keep:]}
+    removed = [root / name for name in sorted(old) if (root / name).is_dir()]
     for path in removed:
         shutil.rmtree(path)
     return removed

@@ -19,7 +19,7 @@ from parl.config import RunConfig
 from parl.errors import CheckpointError, RoundError
 from parl.rollout.jobs import GroupJob
 from parl.rounds.batch import Batch, make_batch
-from parl.rounds.checkpoint import sweep, verify_checkpoint, write_checkpoint
+from parl.rounds.checkpoint import prune, sweep, verify_checkpoint, write_checkpoint
 from parl.rounds.clock import Clock
 from parl.rounds.jobs import JobMaker
 from parl.rounds.ports import Collector, LearnerPort
@@ -171,12 +171,14 @@ class RoundMachine:
             lambda task: self._reward.budget(task.budget_units, task.task_type, self._state),
         )
         trajectories = self._collect(TRAIN, index, groups)
+        self.store.set_round_status(TRAIN, index, "collected")
         clock.lap("collect")
         breakdowns = self._score(trajectories)
         self.store.score(
             [(t.episode_id, b) for t, b in zip(trajectories, breakdowns, strict=True)],
             stage=self._state.stage,
         )
+        self.store.set_round_status(TRAIN, index, "scored")
         batch = self._batch(trajectories, breakdowns, index)
         clock.lap("score")
         metrics = self._learn(batch)
@@ -315,6 +317,10 @@ class RoundMachine:
         )
         self._version = version
         self._collector.publish(weights)
+        if checkpoint:
+            rows = self.store.committed_rounds()
+            named = [Path(row.checkpoint_path) for row in rows if row.checkpoint_path]
+            prune(self._checkpoints, named, self.config.rounds.keep_checkpoints)
 
 
 def _episodes(trajectories: Sequence[Trajectory]) -> list[Episode]:

@@ -74,8 +74,21 @@ def test_full_disk_is_said_once_and_survived(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.count("record dropped: No space left on device") == 1
 
 
-def test_torn_lines_are_passed_over(tmp_path: Path) -> None:
-    """A reader gets the whole records before and after."""
+def test_torn_lines_are_passed_over_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader gets the whole records before and after, and hears what it does not get."""
     path = tmp_path / "x.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2, "b\n{"a": 3}\n')
+    path.write_text('{"a": 1}\n{"a": 2, "b\n{"a": 3}\n{"a"')
     assert [record["a"] for record in read_jsonl(path)] == [1, 3]
+    assert capsys.readouterr().err == f"{path}: 1 torn lines passed over, the first is 2\n"
+
+
+def test_a_last_line_that_is_being_written_is_no_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reading a live file is normal and silent."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2, "b')
+    assert [record["a"] for record in read_jsonl(path)] == [1]
+    assert capsys.readouterr().err == ""

@@ -10,6 +10,7 @@ from parl.errors import CheckpointError, RunError
 from parl.rounds.checkpoint import (
     TEMP_PREFIX,
     hash_folder,
+    prune,
     sweep,
     verify_checkpoint,
     write_checkpoint,
@@ -114,3 +115,14 @@ def test_sweep_deletes_only_folders_without_a_row(tmp_path: Path):
 def test_sweep_of_a_run_without_checkpoints_is_fine(tmp_path: Path):
     """A new run has no folder yet."""
     assert sweep(tmp_path / "checkpoints", []) == []
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path):
+    """Order of commit counts, not names; strangers and what is gone already are left alone."""
+    committed = [tmp_path / name for name in ("sft-00000", "train-00004", "train-00009")]
+    for path in (*committed, tmp_path / "mine"):
+        write_checkpoint(Notes(path.name), tmp_path, path.name)
+    assert prune(tmp_path, committed, keep=3) == []
+    assert prune(tmp_path, committed, keep=1) == [tmp_path / "sft-00000", tmp_path / "train-00004"]
+    assert names(tmp_path) == ["mine", "train-00009"]
+    assert prune(tmp_path, committed, keep=1) == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import ray
 
 from engine.errors import WeightsError
 from tests.parl.weights.test_store import assert_same, make_weights
 
-ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
 
