@@ -112,18 +112,22 @@ class ToolBundle:
     """The code of a task family: text of tools/tools.py and tests/verify.py.
 
     ``trusted`` is set only for code shipped with PARL; anything else needs an isolating backend.
+    ``packages``: pure-Python distributions that tools.py may import (``sandbox.packages``).
     """
 
     name: str
     tools_source: str
     verify_source: str
     trusted: bool = False
+    packages: tuple[str, ...] = ()
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over name and sources."""
-        parts = json.dumps([self.name, self.tools_source, self.verify_source])
-        return hashlib.sha256(parts.encode()).hexdigest()
+        """sha256 over name, sources and packages."""
+        parts: list[Any] = [self.name, self.tools_source, self.verify_source]
+        if self.packages:
+            parts.append(list(self.packages))
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -146,6 +150,7 @@ def load_task(folder: Path) -> LoadedTask:
         name=manifest.task.name,
         tools_source=_read(folder, "tools/tools.py"),
         verify_source=_read(folder, "tests/verify.py"),
+        packages=_packages(manifest),
     )
     spec = spec_from_manifest(
         manifest,
@@ -248,6 +253,11 @@ def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
         ttl_s=section.ttl_s,
         rate=section.rate,
     )
+
+
+def _packages(manifest: Manifest) -> tuple[str, ...]:
+    parl = manifest.metadata.parl
+    return () if parl is None else tuple(parl.packages)
 
 
 def _inside(folder: Path, name: str) -> Path:

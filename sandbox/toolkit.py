@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import importlib.machinery
+import importlib.util
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +86,40 @@ def run(
         return {"value": clip(str(refusal), 1000), "error": "tool_error"}
     except Exception as error:
         return {"value": type(error).__name__, "error": "crash"}
+
+
+class _TextImporter:
+    """Finder and loader of modules that exist as text only."""
+
+    def __init__(self, sources: dict[str, tuple[bool, str]]) -> None:
+        self._sources = sources
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if name not in self._sources:
+            return None
+        return importlib.util.spec_from_loader(
+            name,
+            self,  # type: ignore[arg-type]
+            origin=f"<{name}>",
+            is_package=self._sources[name][0],
+        )
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """The default module."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module's text."""
+        source = self._sources[module.__name__][1]
+        exec(compile(source, f"<{module.__name__}>", "exec", dont_inherit=True), module.__dict__)
+
+
+def install_packages(sources: dict[str, tuple[bool, str]]) -> None:
+    """Make ``{module: (is a package, source)}`` importable (in the box; see sandbox.packages)."""
+    if sources:
+        sys.meta_path.append(_TextImporter(sources))  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=64)

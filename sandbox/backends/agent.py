@@ -118,6 +118,7 @@ class Zygote:
         sys.modules["sandbox.toolkit"] = toolkit
         exec(compile(hello["toolkit"], "<toolkit>", "exec"), toolkit.__dict__)
         self.toolkit: Any = toolkit
+        toolkit.install_packages(hello["packages"])
         self.module = toolkit.TaskModule(hello["source"], hello["name"])
 
     def answer(self, method: str, params: dict[str, Any]) -> bytes:

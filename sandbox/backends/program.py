@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sandbox.backends.base import Level
 from sandbox.backends.wire import toolkit_source
 from sandbox.config import SandboxConfig
+from sandbox.packages import package_sources
 from sandbox.task import ToolBundle
 
 MIB = 1 << 20
@@ -20,10 +21,11 @@ class BoxProgram:
 
     name: Literal["tools.py", "verify.py"]
     source: str
+    packages: tuple[str, ...] = ()
 
     @staticmethod
     def tools(bundle: ToolBundle) -> BoxProgram:
-        return BoxProgram("tools.py", bundle.tools_source)
+        return BoxProgram("tools.py", bundle.tools_source, bundle.packages)
 
     @staticmethod
     def verifier(bundle: ToolBundle) -> BoxProgram:
@@ -33,6 +35,7 @@ class BoxProgram:
         """First message to the agent."""
         return {
             "toolkit": toolkit_source(),
+            "packages": package_sources(self.packages),
             "source": self.source,
             "name": self.name,
             "workdir": workdir,

@@ -73,6 +73,8 @@ class ParlSection(_Section):
     key_repair: Literal["off", "style", "alias", "fuzzy"] = "off"
     forbidden_tools: list[str] = []
     """Tools that exist in the world but may not be called."""
+    packages: list[str] = []
+    """Pure-Python distributions that tools.py may import in the box."""
     tools: dict[str, ToolSection] = {}
     proxy: dict[str, Any] = {}
     budget: BudgetSection = BudgetSection()
