@@ -48,6 +48,15 @@ class AttentionPlan:
         return cls(blocks, hidden)
 
 
+@dataclass(frozen=True, slots=True)
+class WriteSlots:
+    """Where a batch's rows go, the same in every layer: flat element numbers in a layer's keys,
+    int64 [N * G * D], and flat rows of D elements in its values, int64 [N * G]."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class PagedKV:
     """fp32 keys [layers][blocks + 1, G, D, S] and values [layers][blocks + 1, G, S, D].
 
@@ -68,10 +77,20 @@ class PagedKV:
         self.block_size = block_size
         self.bytes_per_block = 2 * num_layers * block_size * groups * head_dim * 4
 
-    def write(self, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k, v [N, G, D] at (block, offset), both int64 [N]."""
-        self.keys[layer][blocks, :, :, offsets] = k
-        self.values[layer][blocks, :, offsets] = v
+    def slots(self, blocks: Tensor, offsets: Tensor) -> WriteSlots:
+        """Slots of N rows at (block, offset), both int64 [N]."""
+        _, groups, head_dim, size = self.keys[0].shape
+        lanes = torch.arange(groups * head_dim)
+        keys = (blocks[:, None] * len(lanes) + lanes) * size + offsets[:, None]
+        values = (blocks[:, None] * groups + torch.arange(groups)) * size + offsets[:, None]
+        return WriteSlots(keys.flatten(), values.flatten())
+
+    def write(self, layer: int, slots: WriteSlots, k: Tensor, v: Tensor) -> None:
+        """Put k, v [N, G, D] in their slots. One flat scatter: indexing by (block, offset) took an
+        eighth of a decoding step."""
+        self.keys[layer].view(-1).scatter_(0, slots.keys, k.reshape(-1))
+        head_dim = v.shape[-1]
+        self.values[layer].view(-1, head_dim).index_copy_(0, slots.values, v.reshape(-1, head_dim))
 
     def copy_block(self, source: int, target: int) -> None:
         for layer in range(len(self.keys)):

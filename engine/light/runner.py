@@ -73,9 +73,10 @@ class ModelRunner:
         plan = AttentionPlan.of(tables, positions, self._block_size)
         blocks = torch.from_numpy(tables[np.arange(n), positions[:n] // self._block_size])
         offsets = torch.from_numpy(positions[:n] % self._block_size)
+        slots = self.kv.slots(blocks, offsets)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.kv.write(layer, blocks, offsets, k[:n], v[:n])
+            self.kv.write(layer, slots, k[:n], v[:n])
             return self.kv.attend(layer, q, plan)
 
         hidden, experts = self.model(

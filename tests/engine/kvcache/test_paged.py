@@ -40,7 +40,7 @@ def test_what_is_written_is_read_back():
     """write puts a row's key and value where the plan finds them; a copy is independent."""
     kv = PagedKV(1, 3, 4, groups=2, head_dim=6)
     k, v = torch.randn(1, 2, 6), torch.randn(1, 2, 6)
-    kv.write(0, torch.tensor([2]), torch.tensor([3]), k, v)
+    kv.write(0, kv.slots(torch.tensor([2]), torch.tensor([3])), k, v)
     kv.copy_block(2, 3)
     kv.clear_block(2)
     torch.testing.assert_close(kv.keys[0][3, :, :, 3], k[0])
