@@ -66,6 +66,16 @@ class ScheduleConfig(ConfigModel):
     min_types: int = Field(default=2, ge=1)
 
 
+class RepairConfig(ConfigModel):
+    """A call the sandbox had to repair costs a little: with free repair a policy never unlearns its
+    typos (facts/rl-platforms.md 5)."""
+
+    cost: float = Field(default=0.02, ge=0, lt=1)
+    """Share of an episode's positive reward that one repair takes."""
+    cap: float = Field(default=0.2, ge=0, lt=1)
+    """Most that all repairs take; under 1, so that correct stays above wrong."""
+
+
 class RewardConfig(ConfigModel):
     violation: float = Field(default=1.0, gt=0)
     """rho: a violation is worth minus this."""
@@ -73,3 +83,4 @@ class RewardConfig(ConfigModel):
     budget: BudgetConfig = BudgetConfig()
     efficiency: EfficiencyConfig = EfficiencyConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    repairs: RepairConfig = RepairConfig()

@@ -1,12 +1,14 @@
 """Staged rewards: budgets while a type is learnt (stage 0), efficiency once it is (stage 1).
 
 R0 = -rho if violation, else C * [not open or T <= B]; R1 = -rho if violation, else C (1 + w E)
-where the type's gate is open, C elsewhere. Wrong answers have no length term. Scoring is a pure
+where the type's gate is open, C elsewhere. Wrong answers have no length term; repaired calls take a
+share of what is positive. Scoring is a pure
 function of (episode, state); the state is a pure fold over episodes in ledger order.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from reward_models.efficiency import efficiency, minimum_tokens, quantile, refre
 from reward_models.episode import UNSCORED, VIOLATIONS, Episode, RewardBreakdown
 from reward_models.state import RewardState, TypeState
 
-FORMULA_VERSION = "staged-2"
+FORMULA_VERSION = "staged-3"
 Event = dict[str, Any]
 
 __all__ = ["FORMULA_VERSION", "Event", "RewardModel", "RewardState"]
@@ -59,9 +61,18 @@ class RewardModel:
         parts = {"correct": correct}
         if correct == 0:
             return self._answer(0.0, parts, f"not correct ({episode.outcome})")
-        if state.stage == 0:
-            return self._stage0(episode, correct, parts, state)
-        return self._stage1(episode, correct, parts, state)
+        score = self._stage0 if state.stage == 0 else self._stage1
+        return self._less_repairs(score(episode, correct, parts, state), episode)
+
+    def _less_repairs(self, answer: RewardBreakdown, episode: Episode) -> RewardBreakdown:
+        """R - R * min(cap, cost * repairs) for R > 0."""
+        config = self.config.repairs
+        share = min(config.cap, config.cost * episode.num_repairs)
+        if not share or not answer.total:
+            return answer
+        parts = {**answer.parts, "repairs": -answer.total * share}
+        reason = f"{answer.reasons[0]}; {episode.num_repairs} repaired calls cost {share:.0%}"
+        return self._answer(math.fsum(parts.values()), parts, reason)
 
     def _stage0(
         self, episode: Episode, correct: float, parts: dict[str, float], state: RewardState
@@ -74,7 +85,7 @@ class RewardModel:
             return self._answer(correct, parts, f"correct within budget {budget:g}")
         parts["over_budget"] = -(correct - correct * kept)
         return self._answer(
-            sum(parts.values()),
+            math.fsum(parts.values()),
             parts,
             f"correct, {episode.num_tokens} tokens over budget {budget:g}",
         )
@@ -95,7 +106,7 @@ class RewardModel:
         if config.floor_mode == "penalty" and tokens < floor:
             parts["below_floor"] = -correct * config.floor_penalty
         return self._answer(
-            sum(parts.values()),
+            math.fsum(parts.values()),
             parts,
             f"correct, {tokens} tokens, floor {floor:g}, reference {known.reference:g}",
         )

@@ -22,6 +22,7 @@ def episode(
     task_type: str = "add",
     units: dict[str, float] | None = None,
     min_tokens: int | None = None,
+    repairs: int = 0,
 ) -> Episode:
     return Episode(
         episode_id="e",
@@ -32,6 +33,7 @@ def episode(
         num_tokens=tokens,
         num_turns=1,
         num_calls=1,
+        num_repairs=repairs,
         budget_units={} if units is None else units,
         min_tokens=min_tokens,
     )
@@ -67,6 +69,7 @@ def episodes(draw: st.DrawFn, task_types: tuple[str, ...] = ("add", "lookup")) -
         tokens=draw(st.integers(0, 3000)),
         outcome=outcome,
         task_type=draw(st.sampled_from(task_types)),
+        repairs=draw(st.sampled_from([0, 0, 1, 7, 40])),
         units=draw(st.sampled_from([{}, {"calls": 3.0}, {"calls": 0.0}, {"unknown": 2.0}])),
         min_tokens=draw(st.none() | st.integers(1, 300)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -33,8 +34,8 @@ def test_parts_sum_to_the_total_in_any_order(row: Episode, knobs: RewardConfig, 
     assert (answer.total is None) == (row.outcome in OURS)
     assert answer.formula_version == FORMULA_VERSION and answer.reasons[0]
     if answer.total is not None:
-        assert sum(answer.parts.values()) == answer.total
-        assert sum(value for _, value in sorted(answer.parts.items())) == answer.total
+        assert math.fsum(answer.parts.values()) == answer.total
+        assert math.fsum(value for _, value in sorted(answer.parts.items())) == answer.total
 
 
 @pytest.mark.parametrize("outcome", OURS)
@@ -305,3 +306,19 @@ def test_state_is_a_value():
     """Equal content, equal states; a changed counter is another state."""
     assert RewardState() == RewardState.from_json(RewardState().to_json())
     assert replace(RewardState(), num_updates=1) != RewardState()
+
+
+@pytest.mark.parametrize(("num_repairs", "total"), [(0, 1.0), (1, 0.98), (5, 0.9), (50, 0.8)])
+def test_repaired_calls_cost_a_share_with_a_cap(num_repairs: int, total: float):
+    """A correct answer keeps most of its value however many calls had to be repaired."""
+    answer = RewardModel(config()).score(episode(repairs=num_repairs), RewardState())
+    assert answer.total == pytest.approx(total)
+    assert ("repairs" in answer.parts) == (num_repairs > 0)
+
+
+def test_repairs_take_nothing_from_a_wrong_answer():
+    """0 stays 0 and a violation stays -rho: a repair is never worse than a wrong answer."""
+    model = RewardModel(config())
+    wrong = model.score(episode(correctness=0.0, repairs=9), RewardState())
+    broken = model.score(episode(correctness=0.0, outcome=Outcome.LOOP, repairs=9), RewardState())
+    assert (wrong.total, broken.total) == (0.0, -1.0)
