@@ -14,13 +14,16 @@ import numpy as np
 
 from engine.runtime.types import DrawKey
 from reward_models.episode import UNSCORED, Episode, Outcome
+from sandbox.calls.types import num_policy_repairs
 from sandbox.session import Stop
 
 OUTCOME_OF_STOP: dict[Stop, Outcome] = {
     Stop.LOOP: Outcome.LOOP,
     Stop.ILLEGAL_CALL: Outcome.ILLEGAL_CALL,
     Stop.PARSE_FAILURE: Outcome.PARSE_FAILURE,
+    Stop.UNPARSED_RESULT: Outcome.PARSE_FAILURE,
     Stop.ENV_ERROR: Outcome.ENV_ERROR,
+    Stop.INFRA_ERROR: Outcome.INFRA_ERROR,
 }
 
 
@@ -156,7 +159,7 @@ class Trajectory:
             num_turns=len(self.turns),
             num_calls=len(self.calls),
             num_bad_calls=sum(call.error is not None for call in self.calls),
-            num_repairs=sum(len(call.repairs) for call in self.calls),
+            num_repairs=sum(num_policy_repairs(call.repairs) for call in self.calls),
             final_text=self.final_text,
             budget_units=dict(self.budget_units),
             min_tokens=self.min_tokens,

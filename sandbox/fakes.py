@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.backends.base import Level, Reply
+from sandbox.calls.decode import DEFAULT_POLICY
+from sandbox.calls.policy import RepairPolicy
 from sandbox.calls.table import ToolTable
 from sandbox.errors import BackendUnavailable, SandboxError, SandboxLost, TaskError
 from sandbox.task import TaskSpec, ToolBundle
@@ -76,7 +78,13 @@ class InProcessBox:
 class InProcessSession(ToolSession):
     """ToolSession over an InProcessBox of its own."""
 
-    def __init__(self, spec: TaskSpec, bundle: ToolBundle, tools: ToolTable | None = None) -> None:
+    def __init__(
+        self,
+        spec: TaskSpec,
+        bundle: ToolBundle,
+        tools: ToolTable | None = None,
+        repair: RepairPolicy = DEFAULT_POLICY,
+    ) -> None:
         """TaskError if ``bundle`` is not the spec's; BackendUnavailable if it is not trusted."""
         if spec.bundle != bundle.hash:
             raise TaskError(
@@ -88,7 +96,8 @@ class InProcessSession(ToolSession):
         async def verify(params: dict[str, Any], timeout_s: float) -> Reply:
             return await box.request("verify", params, timeout_s)
 
-        super().__init__(spec, tools or ToolTable(spec.tools, spec.forbidden_tools), box, verify)
+        table = tools or ToolTable(spec.tools, spec.forbidden_tools)
+        super().__init__(spec, table, box, verify, repair=repair)
 
 
 @dataclass(slots=True)

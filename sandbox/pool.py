@@ -20,6 +20,8 @@ from sandbox.backends.base import Box, Level, Reply
 from sandbox.backends.choice import Backend, choose_backend
 from sandbox.backends.process_box import ProcessBox
 from sandbox.backends.program import BoxProgram
+from sandbox.calls.decode import DEFAULT_POLICY
+from sandbox.calls.policy import RepairPolicy
 from sandbox.calls.table import ToolTable
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, TaskError
@@ -92,9 +94,14 @@ class SandboxPool:
             raise
 
     async def acquire(
-        self, spec: TaskSpec, owner: str = "", timeout_s: float = 60.0
+        self,
+        spec: TaskSpec,
+        owner: str = "",
+        timeout_s: float = 60.0,
+        repair: RepairPolicy = DEFAULT_POLICY,
     ) -> ToolSession:
-        """A session in a pristine box; ``owner`` (an episode id) goes into the box's lease.
+        """A session in a pristine box; ``owner`` (an episode id) goes into the box's lease,
+        ``repair`` says how far broken calls are mended.
 
         TaskError when the task needs other code or other sizes than this pool's boxes have;
         SandboxError when none came free in time; SandboxLost when a new one does not start.
@@ -102,7 +109,7 @@ class SandboxPool:
         self._check(spec)
         table = self._table(spec)
         box = await self._boxes.take(owner, timeout_s)
-        return ToolSession(spec, table, box, self._verify, self._release)
+        return ToolSession(spec, table, box, self._verify, self._release, repair)
 
     async def close(self) -> None:
         """Kill every box and give up their leases; running sessions see SandboxLost."""

@@ -21,23 +21,37 @@ class Stop(StrEnum):
     LOOP = "loop"
     ILLEGAL_CALL = "illegal_call"
     PARSE_FAILURE = "parse_failure"
+    UNPARSED_RESULT = "unparsed_result"
+    """A tool's answer does not fit the result schema it declares."""
     ENV_ERROR = "env_error"
+    INFRA_ERROR = "infra_error"
+    """The tools' upstream kept failing (429, 5xx, resets): nobody's reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawCall:
-    """A tool call exactly as the model wrote it (from engine.chat or an OpenAI tool call)."""
+    """A tool call exactly as the model wrote it (from engine.chat or an OpenAI tool call).
+
+    ``turn``: number of the assistant turn it stands in; calls of one turn are parallel, and the
+    loop detector compares them as a set. None: every call is a turn of its own. ``finish_reason``:
+    of the message; "length" = the writer was cut off, so nothing is closed for it.
+    """
 
     name_text: str
     arguments_text: str
+    turn: int | None = None
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What the model reads next. ``error`` is a short class name or None: "unparsable",
     "unknown_tool", "forbidden_tool", "bad_json", "bad_arguments" (the call did not run),
-    "tool_error" (it ran and failed), "env_error". ``loop`` is "detector:warn" or "detector:stop".
-    ``stop`` set = the episode is over."""
+    "tool_error" (it ran and failed), "infra_error" (its upstream failed, not counted against the
+    policy), "unparsed_result", "env_error". ``repairs``: see ``sandbox.calls.types.DecodedCall``;
+    tags that begin with "result:" mend the tool's answer. ``loop`` is "detector:warn" or
+    "detector:stop", ``loop_span`` the first and last call of the loop (1-based, of the calls that
+    ran). ``stop`` set = the episode is over."""
 
     text: str
     error: str | None = None
@@ -48,6 +62,7 @@ class Observation:
     stop: Stop | None = None
     tool: str | None = None
     arguments: dict[str, Any] | None = None
+    loop_span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from pydantic.dataclasses import dataclass
 
 from sandbox.errors import TaskError
 from sandbox.manifest.harbor import Manifest
-from sandbox.manifest.parl_section import ParlSection, ToolSection
+from sandbox.manifest.parl_section import LoopSection, ParlSection, ToolSection
 from sandbox.manifest.reading import load_manifest
 from sandbox.tool_schema import tools_from_source
-from sandbox.tool_spec import STRICT, Effect, LoopSpec, PollSpec, ToolSpec
+from sandbox.tool_spec import STRICT, Effect, KeyRepair, LoopSpec, PollSpec, ToolSpec
 
 __all__ = [
     "Effect",
@@ -68,7 +68,9 @@ class TaskSpec:
     """One task instance. Equal content, equal ``content_hash``; the code it needs is a ToolBundle.
 
     ``budget_units``: e.g. {"calls": 3}; ``min_tokens``: fewest sampled tokens of a correct
-    solution; ``bundle``: hash of the ToolBundle this instance belongs to.
+    solution; ``bundle``: hash of the ToolBundle this instance belongs to; ``key_repair``: how far
+    argument keys may be matched at most; ``state_digest``: function of tools.py whose value changes
+    with the world, which tells progress from a loop.
     """
 
     name: str
@@ -86,6 +88,8 @@ class TaskSpec:
     pass_threshold: float = 1.0
     reward_range: tuple[float, float] = (0.0, 1.0)
     forbidden_tools: tuple[str, ...] = ()
+    key_repair: KeyRepair = "fuzzy"
+    state_digest: str | None = None
 
     @cached_property
     def content_hash(self) -> str:
@@ -205,6 +209,8 @@ def spec_from_manifest(
         pass_threshold=parl.pass_threshold,
         reward_range=(low, high),
         forbidden_tools=tuple(parl.forbidden_tools),
+        key_repair=parl.key_repair,
+        state_digest=parl.state_digest,
     )
 
 
@@ -234,7 +240,6 @@ def _tools(parl: ParlSection, bundle: ToolBundle, file: str) -> tuple[ToolSpec, 
 
 
 def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
-    poll = section.loop.poll
     return replace(
         tool,
         description=tool.description if section.description is None else section.description,
@@ -242,13 +247,10 @@ def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
         effect=section.effect or tool.effect,
         idempotent=tool.idempotent if section.idempotent is None else section.idempotent,
         aliases=tuple(section.aliases) or tool.aliases,
-        key_aliases={key: tuple(names) for key, names in section.key_aliases.items()},
-        loop=LoopSpec(
-            poll=PollSpec(poll.min_interval_s, poll.max) if poll else None,
-            cursor_args=tuple(section.loop.cursor_args),
-            ignore_args=tuple(section.loop.ignore_args),
-            ignore_result=tuple(section.loop.ignore_result),
-        ),
+        key_aliases=_names(section.key_aliases) or tool.key_aliases,
+        result_schema=tool.result_schema if section.result is None else section.result,
+        result_aliases=_names(section.result_aliases) or tool.result_aliases,
+        loop=tool.loop if section.loop is None else _loop(section.loop),
         cache=section.cache,
         ttl_s=section.ttl_s,
         rate=section.rate,
@@ -258,6 +260,19 @@ def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
 def _packages(manifest: Manifest) -> tuple[str, ...]:
     parl = manifest.metadata.parl
     return () if parl is None else tuple(parl.packages)
+
+
+def _names(aliases: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    return {key: tuple(names) for key, names in aliases.items()}
+
+
+def _loop(section: LoopSection) -> LoopSpec:
+    return LoopSpec(
+        poll=PollSpec(section.poll.min_interval_s, section.poll.max) if section.poll else None,
+        cursor_args=tuple(section.cursor_args),
+        ignore_args=tuple(section.ignore_args),
+        ignore_result=tuple(section.ignore_result),
+    )
 
 
 def _inside(folder: Path, name: str) -> Path:

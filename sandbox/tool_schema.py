@@ -1,7 +1,11 @@
 """tools.py -> ToolSpecs by reading its syntax tree; the author's code is never run on the host.
 
 A tool is a module-level function decorated with ``@tool`` or ``@tool(effect=..., ...)``. Its
-arguments' annotations give the JSON Schema, its docstring the description.
+arguments' annotations give the JSON Schema, its docstring the description. The decorator's options
+are fields of ToolSpec, written as literals:
+
+    @tool(effect="read", result_schema={"type": "object", "properties": {"城市": {}}},
+          loop={"poll": {"min_interval_s": 5, "max": 30}, "ignore_result": ["messageId"]})
 """
 
 from __future__ import annotations
@@ -10,15 +14,25 @@ import ast
 import inspect
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from sandbox.errors import TaskError
 from sandbox.tool_spec import ToolSpec
 
 _SCALARS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_DECORATOR_KEYS = frozenset({"effect", "idempotent", "aliases"})
+_DECORATOR_KEYS = frozenset(
+    {"effect", "idempotent", "aliases", "key_aliases", "result_schema", "result_aliases", "loop"}
+)
+_SPEC = TypeAdapter(ToolSpec)
 
 
-def tools_from_source(source: str, file: str = "tools/tools.py") -> tuple[ToolSpec, ...]:
-    """ToolSpecs in the order of the file; TaskError names file and line."""
+def tools_from_source(
+    source: str, file: str = "tools/tools.py", *, allow_async: bool = False
+) -> tuple[ToolSpec, ...]:
+    """ToolSpecs in the order of the file; TaskError names file and line.
+
+    ``allow_async``: coroutines are tools too (in the proxy; a box runs plain functions only).
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -30,20 +44,31 @@ def tools_from_source(source: str, file: str = "tools/tools.py") -> tuple[ToolSp
         options = _tool_options(node, file)
         if options is None:
             continue
-        if isinstance(node, ast.AsyncFunctionDef):
+        if isinstance(node, ast.AsyncFunctionDef) and not allow_async:
             raise TaskError(f"{file}:{node.lineno}: tool {node.name!r} is async; use a plain def")
         description = inspect.cleandoc(ast.get_docstring(node) or "").split("\n\n")[0]
-        tools.append(
-            ToolSpec(
-                name=node.name,
-                description=" ".join(description.split()),
-                schema=_schema_of(node, file),
-                **options,
-            )
-        )
+        fields = {
+            "name": node.name,
+            "description": " ".join(description.split()),
+            "schema": _schema_of(node, file),
+            **options,
+        }
+        tools.append(_spec(fields, f"{file}:{node.lineno}"))
     if not tools:
         raise TaskError(f"{file}: no tool found; decorate a module-level function with @tool")
     return tuple(tools)
+
+
+def _spec(fields: dict[str, Any], where: str) -> ToolSpec:
+    try:
+        return _SPEC.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise TaskError(
+            f"{where}: tool {fields['name']!r}: option {key!r} = {first['input']!r:.60}: "
+            f"{first['msg']}"
+        ) from error
 
 
 def _tool_options(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> dict[str, Any] | None:
@@ -74,10 +99,15 @@ def _literal(node: ast.expr, file: str) -> Any:
         ) from error
 
 
-def _schema_of(node: ast.FunctionDef, file: str) -> dict[str, Any]:
+def _schema_of(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> dict[str, Any]:
     arguments = node.args
-    if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
-        raise TaskError(f"{file}:{node.lineno}: tool {node.name!r} may not take *args, ** or /")
+    if arguments.vararg or arguments.posonlyargs:
+        raise TaskError(f"{file}:{node.lineno}: tool {node.name!r} may not take *args or /")
+    if arguments.kwarg and not (arguments.args or arguments.kwonlyargs):
+        # names that are no Python identifiers: the schema then stands in [metadata.parl.tools]
+        return {"type": "object"}
+    if arguments.kwarg:
+        raise TaskError(f"{file}:{node.lineno}: tool {node.name!r} mixes ** with named arguments")
     plain = arguments.args
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults))
     pairs = [

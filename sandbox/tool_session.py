@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from sandbox.backends.base import Box, Reply
-from sandbox.calls.decode import decode
+from sandbox.calls.decode import DEFAULT_POLICY, decode
+from sandbox.calls.policy import TIER_OF_NAME, RepairPolicy
+from sandbox.calls.results import UnparsedResult, read_result
 from sandbox.calls.table import ToolTable
 from sandbox.calls.types import ILLEGAL_CODES, CallError, DecodedCall
 from sandbox.errors import SandboxError
-from sandbox.loops import LoopAction, LoopDetector
+from sandbox.loops import LoopAction, LoopDetector, LoopVerdict, is_infra_error
 from sandbox.session import Observation, RawCall, SessionState, Stop, Verdict
 from sandbox.task import TaskSpec
 from sandbox.toolkit import clip
@@ -24,6 +28,7 @@ MALFORMED_STOP_AT = 4
 GRACE_S = 5.0
 """The agent in the box enforces a call's own limit; only a dead agent misses limit + grace."""
 SETUP_TIMEOUT_S = 30.0
+_CUT = re.compile(r"\n\[cut: \d+ bytes\]\Z")
 
 VerifyFn = Callable[[dict[str, Any], float], Awaitable[Reply]]
 """(``{final_text, end_state, data}``, timeout_s) -> raw answer, run where the agent never was."""
@@ -34,9 +39,10 @@ class ToolSession:
     """Implements ``sandbox.session.Session``. Counters are per episode and never reset.
 
     Violations end the episode by ``Observation.stop``: a second call of an unknown or forbidden
-    tool (ILLEGAL_CALL), the fourth malformed call (PARSE_FAILURE; a reminder at the second), the
-    fifth equal call with equal result in a row (LOOP; a reminder at the third). After a stop only
-    ``verify`` and ``close`` are allowed.
+    tool (ILLEGAL_CALL), the fourth malformed call (PARSE_FAILURE; a reminder at the second: D5 of
+    facts/sandboxes.md 4.2), an answer that does not fit the tool's result schema (UNPARSED_RESULT),
+    a loop (LOOP; see sandbox.loops). Ten infrastructure failures in a row end it with INFRA_ERROR.
+    After a stop only ``verify`` and ``close`` are allowed.
     """
 
     def __init__(
@@ -46,15 +52,19 @@ class ToolSession:
         box: Box,
         verify_fn: VerifyFn,
         release: ReleaseFn | None = None,
+        repair: RepairPolicy = DEFAULT_POLICY,
     ) -> None:
-        """``release`` takes the box back at ``close``; default: kill it."""
+        """``release`` takes the box back at ``close``; default: kill it. ``repair``: how far the
+        run mends broken calls; the task's ``key_repair`` caps it."""
         self.spec = spec
         self._tools = tools
         self._box = box
         self._verify_fn = verify_fn
         self._release = release
         self._state = SessionState.NEW
-        self._loops = LoopDetector()
+        self._repair = repair
+        self._key_cap = TIER_OF_NAME[spec.key_repair]
+        self._loops = LoopDetector({name: tools[name].loop for name in tools})
         self._num_illegal = 0
         self._num_malformed = 0
         self._closing: asyncio.Task[None] | None = None
@@ -84,7 +94,7 @@ class ToolSession:
     async def call(self, raw: RawCall) -> Observation:
         """Decode and run one call; SandboxLost if the box dies."""
         self._expect("call", SessionState.RUNNING)
-        decoded = decode(raw, self._tools)
+        decoded = decode(raw, self._tools, self._repair, self._key_cap)
         if isinstance(decoded, CallError):
             return self._refuse(decoded)
         limits = self.spec.limits
@@ -97,7 +107,13 @@ class ToolSession:
             },
             limits.call_timeout_s,
         )
-        return self._observe(decoded, reply)
+        observation = self._read_answer(decoded, reply)
+        if observation.stop is not None:
+            return self._stopped(observation, observation.stop)
+        state, failure = await self._state_digest()
+        if failure is not None:
+            return self._stopped(failure, Stop.ENV_ERROR)
+        return self._watched(observation, raw.turn, state)
 
     async def verify(self, final_text: str) -> Verdict:
         """Judge the end state and the final answer. A verifier that fails or answers out of range
@@ -149,16 +165,7 @@ class ToolSession:
 
     def _stopped(self, observation: Observation, stop: Stop) -> Observation:
         self._state = SessionState.STOPPED
-        return Observation(
-            text=observation.text,
-            error=observation.error,
-            repairs=observation.repairs,
-            loop=observation.loop,
-            elapsed_s=observation.elapsed_s,
-            stop=stop,
-            tool=observation.tool,
-            arguments=observation.arguments,
-        )
+        return replace(observation, stop=stop)
 
     def _refuse(self, error: CallError) -> Observation:
         """A call that may not run: count it, remind once, stop at the limit."""
@@ -178,25 +185,79 @@ class ToolSession:
         observation = Observation(text=text, error=error.code.value, tool=error.tool)
         return observation if stop is None else self._stopped(observation, stop)
 
-    def _observe(self, decoded: DecodedCall, reply: Reply) -> Observation:
+    def _read_answer(self, decoded: DecodedCall, reply: Reply) -> Observation:
+        """What the tool answered, in the words of its result schema."""
         limits = self.spec.limits
         text, error = _answer(decoded.tool, reply, limits.call_timeout_s)
-        text = clip(text, limits.max_output_bytes)  # again: the box may not have kept its word
-        verdict = self._loops.record(decoded.tool, decoded.arguments, text)
-        if verdict is not None:
-            text += f"\n{verdict.reminder}"
-        observation = Observation(
-            text=text,
+        repairs, stop = decoded.repairs, None
+        schema = self._tools.result_schema(decoded.tool)
+        if schema is not None and error is None:
+            if _CUT.search(text):
+                error = "tool_error"
+                text = (
+                    f"tool_error: {decoded.tool} answered with more than "
+                    f"{limits.max_output_bytes} bytes; ask for less"
+                )
+            else:
+                aliases = self._tools[decoded.tool].result_aliases
+                read = read_result(text, schema, aliases, self._tools.words)
+                if isinstance(read, UnparsedResult):
+                    text, error = f"unparsed_result: {read.message}", "unparsed_result"
+                    stop = Stop.UNPARSED_RESULT
+                elif read.repairs:
+                    text, repairs = read.text, (*repairs, *read.repairs)
+        return Observation(
+            text=clip(text, limits.max_output_bytes),  # again: the box may not have kept its word
             error=error,
-            repairs=decoded.repairs,
-            loop=None if verdict is None else f"{verdict.detector}:{verdict.action.value}",
+            repairs=repairs,
             elapsed_s=reply.elapsed_s,
+            stop=stop,
             tool=decoded.tool,
             arguments=decoded.arguments,
         )
-        if verdict is not None and verdict.action is LoopAction.STOP:
-            return self._stopped(observation, Stop.LOOP)
+
+    async def _state_digest(self) -> tuple[str | None, Observation | None]:
+        """(the task's state digest if it declares one, or what went wrong with it)."""
+        function = self.spec.state_digest
+        if function is None:
+            return None, None
+        timeout_s = self.spec.limits.call_timeout_s
+        reply = await self._request("state_digest", {"function": function}, timeout_s)
+        if reply.error is None:
+            return str(reply.value), None
+        text = f"env_error: state_digest {function} of {self.spec.name} failed: {reply.error} "
+        return None, Observation(text=f"{text}({reply.value})", error="env_error")
+
+    def _watched(
+        self, observation: Observation, turn: int | None, state: str | None
+    ) -> Observation:
+        """The observation with what the loop detectors say about it."""
+        assert observation.tool is not None and observation.arguments is not None, observation
+        verdict = self._loops.record(
+            observation.tool,
+            observation.arguments,
+            observation.text,
+            error=None if observation.error is None else observation.text,
+            infra=observation.error == "infra_error",
+            state=state,
+            time_s=time.monotonic(),
+            turn=turn,
+        )
+        if verdict is None:
+            return observation
+        observation = replace(
+            observation,
+            text=f"{observation.text}\n{verdict.reminder}",
+            loop=f"{verdict.detector}:{verdict.action.value}",
+            loop_span=verdict.span,
+        )
+        if verdict.action is LoopAction.STOP:
+            return self._stopped(observation, _stop_of(verdict))
         return observation
+
+
+def _stop_of(verdict: LoopVerdict) -> Stop:
+    return Stop.INFRA_ERROR if verdict.infra else Stop.LOOP
 
 
 def _answer(tool: str, reply: Reply, timeout_s: float) -> tuple[str, str | None]:
@@ -205,7 +266,11 @@ def _answer(tool: str, reply: Reply, timeout_s: float) -> tuple[str, str | None]
         case None:
             return str(reply.value), None
         case "tool_error":
+            if is_infra_error(str(reply.value)):
+                return f"infra_error: {reply.value}", "infra_error"
             return f"tool_error: {reply.value}", "tool_error"
+        case "infra_error":
+            return f"infra_error: {reply.value}", "infra_error"
         case "timeout":
             return f"tool_error: {tool} did not answer within {timeout_s:g} s", "tool_error"
         case "died":

@@ -9,6 +9,8 @@ from pydantic.dataclasses import dataclass
 
 Effect = Literal["read", "write", "destructive"]
 """What a call may do to the world; decides how far a broken call may be repaired."""
+KeyRepair = Literal["off", "style", "alias", "fuzzy"]
+"""How far an argument key may be matched at most."""
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -23,7 +25,11 @@ class PollSpec:
 
 @dataclass(frozen=True, config=STRICT)
 class LoopSpec:
-    """What the loop detectors must know about a tool."""
+    """What the loop detectors must know about a tool.
+
+    ``cursor_args``: arguments that page through a list; ``ignore_args``, ``ignore_result``: keys
+    that differ from call to call without meaning (a message id).
+    """
 
     poll: PollSpec | None = None
     cursor_args: tuple[str, ...] = ()
@@ -35,8 +41,9 @@ class LoopSpec:
 class ToolSpec:
     """``schema`` is the JSON Schema (2020-12) of the arguments object.
 
-    ``aliases`` are other names of the tool, ``key_aliases`` other spellings of an argument,
-    ``rate`` calls per second.
+    ``aliases`` are other names of the tool, ``key_aliases`` other spellings of an argument.
+    ``result_schema``: JSON Schema of the answer; an answer that does not fit it ends the episode.
+    ``result_aliases``: other spellings of the answer's keys. ``rate``: calls per second.
     """
 
     name: str
@@ -46,6 +53,8 @@ class ToolSpec:
     idempotent: bool = False
     aliases: tuple[str, ...] = ()
     key_aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    result_schema: dict[str, Any] | None = None
+    result_aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     loop: LoopSpec = LoopSpec()
     cache: bool = False
     ttl_s: float | None = None

@@ -34,14 +34,17 @@ def tool(
     effect: str = "read",
     idempotent: bool = False,
     aliases: tuple[str, ...] = (),
+    **options: Any,
 ) -> Any:
-    """Mark a function as callable by the model. The options are read from the syntax tree."""
+    """Mark a function as callable by the model. The options (``key_aliases``, ``result_schema``,
+    ``result_aliases`` and ``loop`` too) are fields of ToolSpec, read from the syntax tree."""
 
     def mark(marked: Callable[..., Any]) -> Callable[..., Any]:
         marked.__dict__["parl_tool"] = {
             "effect": effect,
             "idempotent": idempotent,
             "aliases": aliases,
+            **options,
         }
         return marked
 
@@ -75,6 +78,8 @@ def run(
         if method == "call":
             text = module.call(workdir, params["tool"], params["arguments"])
             return {"value": clip(text, params["max_output_bytes"])}
+        if method == "state_digest":
+            return {"value": module.state_digest(workdir, params["function"])}
         if method == "end_state":
             return {"value": module.end_state(workdir)}
         if method == "verify":
@@ -148,6 +153,10 @@ class TaskModule:
         if function is None or "parl_tool" not in function.__dict__:
             raise ToolError(f"{tool} is not a tool of this task")
         return str(self._run(workdir, function, arguments))
+
+    def state_digest(self, workdir: Path, name: str) -> str:
+        """Value of the module's function ``name`` as text."""
+        return str(self._run(workdir, self._module.__dict__[name], {}))
 
     def end_state(self, workdir: Path) -> dict[str, Any]:
         """What the verifier may see of the world; {} for a module without ``end_state``."""

@@ -195,7 +195,7 @@ async def _converse(
             return Outcome.AGENT_TIMEOUT
         if stop is not None:
             trajectory.turns.append(_turn(result))
-            if stop is Stop.ENV_ERROR:
+            if stop in (Stop.ENV_ERROR, Stop.INFRA_ERROR):
                 trajectory.error = answers[-1][1]
             return OUTCOME_OF_STOP[stop]
         observed = world.chat.answer(answers)
@@ -215,7 +215,9 @@ async def _run_calls(
     answers: list[tuple[ChatCall, str]] = []
     for index, call in enumerate(reply.calls):
         async with _waiting(world, job, _CALL, world.settings.call_timeout_s, deadline):
-            seen = await session.call(RawCall(call.name_text, call.arguments_text))
+            seen = await session.call(
+                RawCall(call.name_text, call.arguments_text, turn=len(trajectory.turns))
+            )
         if seen.media:
             raise RunError(
                 f"{job.episode_id}: tool {seen.tool} answered with {len(seen.media)} media; this "

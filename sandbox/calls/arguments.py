@@ -1,115 +1,84 @@
-"""Call arguments: strict JSON within limits, then JSON Schema."""
+"""Call arguments: JSON text, then keys and types by the schema, then JSON Schema."""
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from sandbox.calls.fit import Fitted, fit
+from sandbox.calls.json_text import JsonProblem, JsonText, read_json
+from sandbox.calls.policy import KeyTier
 from sandbox.calls.schema import CompiledSchema
-from sandbox.calls.types import CallError, CallErrorCode, quote
-
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 32
-MAX_KEYS = 256
-"""Of one object."""
-
-# Strings are skipped whole, so brackets inside them do not count. The closing quote is optional
-# and the repetition possessive: no quote is ever matched twice, so the scan is linear.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
+from sandbox.calls.types import CallError, CallErrorCode
 
 
-class _Refused(ValueError):
-    """A value JSON's grammar allows to pass Python's parser but we do not."""
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A valid arguments object and the repair tags it took."""
+
+    value: dict[str, Any]
+    repairs: tuple[str, ...] = ()
 
 
-def parse_arguments(text: str, schema: CompiledSchema) -> dict[str, Any] | CallError:
-    """Arguments object of a call, or ``bad_json`` / ``bad_arguments``.
+def parse_arguments(
+    text: str,
+    schema: CompiledSchema,
+    *,
+    tier: KeyTier = KeyTier.FUZZY,
+    repair: bool = True,
+    truncated: bool = False,
+    aliases: Mapping[str, Iterable[str]] | None = None,
+    words: frozenset[str] = frozenset(),
+) -> Arguments | CallError:
+    """Arguments object of a call, or ``bad_json`` / ``bad_arguments``. Never raises.
 
-    Refused: NaN, Infinity, numbers that overflow (1e999), duplicate keys, lone surrogates, anything
-    but an object; more than 1 MiB, 32 levels or 256 keys in an object. Never raises.
+    ``repair`` False: the text must be right as it is. ``tier``, ``aliases`` (property -> further
+    names) and ``words`` (tokens of the loaded tools): see ``sandbox.calls.keys``. ``truncated``:
+    the writer was cut off.
     """
-    parsed = parse_object(text)
-    if isinstance(parsed, CallError):
-        return parsed
-    problem = schema.problem(parsed)
-    if problem is not None:
-        return CallError(CallErrorCode.BAD_ARGUMENTS, f"bad_arguments: {problem}")
-    return parsed
+    read = parse_object(text, repair=repair, truncated=truncated)
+    if isinstance(read, CallError):
+        return read
+    if schema.is_valid(read.value) and not (repair and read.whole_floats):
+        return Arguments(read.value, read.repairs)
+    if not repair:
+        return _bad_arguments(schema, Fitted(read.value))
+    fitted = fit(read.value, schema.closed, tier, aliases, words)
+    undo_misfits(fitted, schema)
+    if not schema.is_valid(fitted.value):
+        return _bad_arguments(schema, fitted)
+    return Arguments(fitted.value, (*read.repairs, *fitted.repairs))
 
 
-def parse_object(text: str) -> dict[str, Any] | CallError:
-    """Strict JSON object within the limits, not yet validated against a schema."""
-    if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        return _bad_json(f"arguments are longer than {MAX_BYTES} bytes")
-    depth = deepest(text)
-    if depth > MAX_DEPTH:
-        return _bad_json(f"arguments are nested {depth} deep; at most {MAX_DEPTH}")
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_float=_float,
-        )
-        if _has_lone_surrogate(text, value):
-            raise _Refused("arguments hold half of a surrogate pair")
-    except json.JSONDecodeError as error:
-        return _bad_json(f"arguments are not valid JSON: {error.msg} at character {error.pos}")
-    except _Refused as refused:
-        return _bad_json(str(refused))
-    except ValueError:  # CPython refuses integers of more than 4300 digits
-        return _bad_json("arguments hold a number with too many digits")
-    if not isinstance(value, dict):
-        return _bad_json("arguments must be one JSON object, like {}")
-    return value
+def parse_object(
+    text: str, *, repair: bool = True, truncated: bool = False
+) -> JsonText | CallError:
+    """A JSON object within the limits, not yet held against a schema."""
+    read = read_json(text, repair=repair, truncated=truncated)
+    if isinstance(read, JsonProblem):
+        return _bad_json(read.reason, read.message)
+    if not isinstance(read.value, dict):
+        return _bad_json("args_not_object", "arguments must be one JSON object, like {}")
+    return read
 
 
-def deepest(text: str) -> int:
-    """Deepest nesting of brackets outside strings; linear in the length of ``text``."""
-    depth = most = 0
-    for match in _TOKEN.finditer(text):
-        bracket = match[0]
-        if bracket in ("[", "{"):
-            depth += 1
-            most = max(most, depth)
-        elif bracket in ("]", "}"):
-            depth -= 1
-    return most
+def undo_misfits(fitted: Fitted, schema: CompiledSchema) -> None:
+    """Take back every renamed key whose value the property does not take."""
+    if not fitted.renames or schema.is_valid(fitted.value):
+        return
+    wrong = schema.paths_of_errors(fitted.value)
+    for rename in reversed(fitted.renames):
+        place = (*rename.path, rename.name)
+        if any(path[: len(place)] == place for path in wrong):
+            rename.undo()
+            fitted.tags.pop(rename.tag, None)
 
 
-def _bad_json(what: str) -> CallError:
-    return CallError(CallErrorCode.BAD_JSON, f"bad_json: {what}")
+def _bad_arguments(schema: CompiledSchema, fitted: Fitted) -> CallError:
+    line, details = schema.problems(fitted.value, fitted.odd_keys)
+    return CallError(CallErrorCode.BAD_ARGUMENTS, f"bad_arguments: {line}", details=details)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > MAX_KEYS:
-        raise _Refused(f"an object has {len(pairs)} keys; at most {MAX_KEYS}")
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _Refused(f"key {quote(key)} is given twice")
-        result[key] = value
-    return result
-
-
-def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not a JSON number")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise _Refused(f"number {quote(text)} is too large")
-    return value
-
-
-def _has_lone_surrogate(text: str, value: Any) -> bool:
-    """Such text cannot be stored as UTF-8. Only a raw or escaped surrogate can bring one in."""
-    if _SURROGATE.search(text):
-        return True
-    if "\\ud" not in text and "\\uD" not in text:
-        return False
-    return _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
+def _bad_json(reason: str, message: str) -> CallError:
+    return CallError(CallErrorCode.BAD_JSON, f"bad_json: {message}", details=(reason,))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandbox.tool_spec import Effect
+from sandbox.tool_spec import Effect, KeyRepair
 
 
 class _Section(BaseModel):
@@ -39,7 +39,11 @@ class ToolSection(_Section):
     """Other names of the tool."""
     key_aliases: dict[str, list[str]] = {}
     """Argument name -> other spellings of it."""
-    loop: LoopSection = LoopSection()
+    result: dict[str, Any] | None = None
+    """JSON Schema of the answer; an answer that does not fit it ends the episode."""
+    result_aliases: dict[str, list[str]] = {}
+    """Key of the answer -> other spellings of it."""
+    loop: LoopSection | None = None
     cache: bool = False
     ttl_s: float | None = Field(default=None, gt=0)
     rate: float | None = Field(default=None, gt=0)
@@ -70,7 +74,9 @@ class ParlSection(_Section):
     seed: int = 0
     state_digest: str | None = None
     """Function of tools.py whose value tells progress from a loop."""
-    key_repair: Literal["off", "style", "alias", "fuzzy"] = "off"
+    key_repair: KeyRepair = "fuzzy"
+    """How far argument keys may be matched at most; the run's mode and the tool's effect may allow
+    less."""
     forbidden_tools: list[str] = []
     """Tools that exist in the world but may not be called."""
     packages: list[str] = []

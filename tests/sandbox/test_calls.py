@@ -1,18 +1,19 @@
-"""Strict decoding of calls: names, JSON, schema; never raises, linear time."""
+"""Decoding a call: names, JSON, schema, effect; golden cases; nothing raises, time is linear."""
 
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sandbox.calls.arguments import MAX_BYTES, deepest, parse_arguments, parse_object
+from sandbox.calls.arguments import Arguments, parse_arguments
 from sandbox.calls.decode import decode
-from sandbox.calls.names import parse_name
+from sandbox.calls.json_text import deepest
+from sandbox.calls.policy import KeyTier, RepairMode, RepairPolicy
 from sandbox.calls.schema import CompiledSchema
 from sandbox.calls.table import ToolTable
-from sandbox.calls.types import CallError, CallErrorCode, DecodedCall
+from sandbox.calls.types import CallError, CallErrorCode, DecodedCall, num_policy_repairs
 from sandbox.errors import TaskError
 from sandbox.session import RawCall
 from sandbox.task import ToolSpec
@@ -36,115 +37,56 @@ TOOLS = ToolTable(
     [ToolSpec("lookup", schema=SCHEMA), ToolSpec("a.b"), ToolSpec("get-news"), ToolSpec("rm")],
     forbidden=["rm"],
 )
+OFF = RepairPolicy(RepairMode.OFF)
+KEYS = Path(__file__).parents[1] / "data" / "cases" / "keys.json"
+
+
+@pytest.mark.parametrize("case", json.loads(KEYS.read_text())["cases"], ids=lambda case: case["id"])
+def test_golden_keys(case: dict[str, Any]):
+    """Every golden case gives its result, or exactly its errors."""
+    schema = {**case["schema"], "type": "object"}
+    schema["properties"] = {name: {} for name in schema["properties"]}
+    aliases = {name: tuple(others) for name, others in case.get("aliases", {}).items()}
+    tools = ToolTable([ToolSpec("f", schema=schema, key_aliases=aliases)])
+    found = decode(RawCall("f", json.dumps(case["arguments"])), tools)
+    if "result" in case:
+        assert isinstance(found, DecodedCall) and found.arguments == case["result"]
+        changed = case["result"] != case["arguments"]
+        assert bool(found.repairs) == changed
+    else:
+        assert isinstance(found, CallError) and found.code is CallErrorCode.BAD_ARGUMENTS
+        assert sorted(found.details) == sorted(case["errors"])
 
 
 @pytest.mark.parametrize(
-    ("text", "tool"),
+    ("arguments", "said", "detail"),
     [
-        ("functions.lookup:0", "lookup"),
-        ("functions.lookup:17", "lookup"),
-        ("lookup", "lookup"),
-        ("lookup:3", "lookup"),
-        ("functions.lookup", "lookup"),
-        ("functions.a.b:0", "a.b"),
-        ("functions.get-news:1", "get-news"),
+        ({}, "missing key 'key'", "missing:key"),
+        ({"ke": "a"}, "unknown key 'ke': did you mean 'key'?; missing key 'key'", "unknown:ke"),
+        ({"key": "a", "zz": 1}, "unknown key 'zz': known keys: inner, items, key", "unknown:zz"),
+        ({"key": 5}, "key 'key': expected string, got 5", "invalid:key"),
+        (
+            {"key": "a", "mode": "fats"},
+            "expected one of 'fast', 'slow', got 'fats'",
+            "invalid:mode",
+        ),
+        (
+            {"key": "a", "items": [1, "x"]},
+            "'items.1': expected integer, got 'x'",
+            "invalid:items.1",
+        ),
+        ({"key": "a", "inner": {"form": 1}}, "unknown key 'form' in 'inner'", "unknown:inner.form"),
+        ({"key": "a", "inner": {"count": 10}}, "key 'inner.count': 10 breaks the rule maximum", ""),
+        ({"key": None}, "key 'key': expected string, got null", "invalid:key"),
+        ({"key": []}, "key 'key': expected string, got an array", "invalid:key"),
     ],
 )
-def test_names_with_and_without_affixes(text: str, tool: str):
-    """`functions.` and `:n` are taken off when a registered tool remains."""
-    assert parse_name(text, list(TOOLS)) == tool
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "said"),
-    [
-        ("functions.lokup:0", "unknown_tool", "did you mean 'lookup'?"),
-        ("functions.lookup:x", "unknown_tool", "tools: a.b, get-news, lookup, rm"),
-        ("call_59adf", "unknown_tool", "tools: a.b"),
-        ("functionslookup0", "unknown_tool", "not a tool"),
-        ("", "unparsable", "write functions.NAME:INDEX"),
-        ("lookup\n", "unparsable", "no tool name"),
-        ("x" * 300, "unparsable", "no tool name"),
-        ("<|im_end|>", "unknown_tool", "<\\\\|im_end"),
-    ],
-)
-def test_unknown_names_list_the_tools(text: str, code: str, said: str):
-    """No edit distance picks a tool; the error lists them and breaks up special tokens."""
-    result = parse_name(text, list(TOOLS))
-    assert isinstance(result, CallError) and result.code == code and said in result.message
-
-
-@pytest.mark.parametrize(
-    ("name", "tools", "expected"),
-    [
-        ("functions.x", ["functions.x", "x"], "functions.x"),
-        ("x:1", ["x:1", "x"], "x:1"),
-        ("functions.x:1", ["functions.x", "x:1"], None),
-    ],
-)
-def test_the_most_literal_reading_wins(name: str, tools: list[str], expected: str | None):
-    """An exact name is never stripped, and when stripping is needed some tool must remain."""
-    result = parse_name(name, tools)
-    assert result == expected if expected else result in tools
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"key": NaN}', "NaN is not a JSON number"),
-        ('{"key": -Infinity}', "-Infinity is not a JSON number"),
-        ('{"key": 1e999}', "too large"),
-        ('{"key": 1, "key": 1}', "key 'key' is given twice"),
-        ('["a"]', "must be one JSON object"),
-        ('"{}"', "must be one JSON object"),
-        ("", "not valid JSON"),
-        ('{"key": "a"', "not valid JSON"),
-        ('{"key": "a"} x', "not valid JSON: Extra data"),
-        ('{"key": "a\nb"}', "control character"),
-        ('{"key": "\\ud800"}', "surrogate"),
-        ('{"key": "\ud800"}', "surrogate"),
-        ('{"key": ' + "9" * 5000 + "}", "too many digits"),
-        ("[" * 33 + "]" * 33, "nested 33 deep"),
-        ("[" * 500_000, "nested 500000 deep"),
-        ("{" + ",".join(f'"k{i}":1' for i in range(257)) + "}", "257 keys"),
-        ('{"key": "' + "a" * MAX_BYTES + '"}', "longer than"),
-        ('{"key": "' + "城" * (MAX_BYTES // 2) + '"}', "longer than"),
-    ],
-)
-def test_bad_json_is_refused_with_a_short_reason(text: str, said: str):
-    """Everything Python's parser is too kind about, and the limits."""
-    result = parse_object(text)
-    assert isinstance(result, CallError) and result.code is CallErrorCode.BAD_JSON
-    assert said in result.message and len(result.message) < 200
-
-
-@pytest.mark.parametrize(
-    "text", ['{"key":"\\ud83d\\ude00"}', '{"key":"[[[{{{"}', '{"key":"\\"]"}', ' {"key":"a"}\n']
-)
-def test_good_json_passes(text: str):
-    """Escaped pairs, brackets and quotes inside strings, outer white space."""
-    assert parse_arguments(text, TOOLS.schema("lookup")) == json.loads(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({}, "missing key 'key'"),
-        ({"ke": "a"}, "unknown key 'ke': did you mean 'key'?"),
-        ({"key": "a", "zzzz": 1}, "unknown key 'zzzz': known keys: inner, items, key, mode"),
-        ({"key": 5}, "key 'key': expected string, got 5"),
-        ({"key": "a", "mode": "fats"}, "key 'mode': expected one of 'fast', 'slow', got 'fats'"),
-        ({"key": "a", "items": [1, "x"]}, "key 'items.1': expected integer, got 'x'"),
-        ({"key": "a", "inner": {"cuont": 1}}, "unknown key 'cuont' in 'inner': did you mean"),
-        ({"key": "a", "inner": {"count": 10}}, "key 'inner.count': 10 breaks the rule maximum"),
-        ({"key": None}, "key 'key': expected string, got null"),
-    ],
-)
-def test_schema_errors_name_key_type_and_nearest_key(arguments: dict, said: str):
+def test_schema_errors_name_key_type_and_nearest_key(arguments: dict, said: str, detail: str):
     """One short line per problem."""
     result = parse_arguments(json.dumps(arguments), TOOLS.schema("lookup"))
     assert isinstance(result, CallError) and result.code is CallErrorCode.BAD_ARGUMENTS
     assert said in result.message and "\n" not in result.message
+    assert detail in result.details or not detail
 
 
 def test_decode_gives_the_call_or_names_the_tool():
@@ -158,28 +100,97 @@ def test_decode_gives_the_call_or_names_the_tool():
     assert "tools: a.b, get-news, lookup" in forbidden.message
 
 
-@settings(max_examples=300)
-@given(
-    st.text() | st.sampled_from(["lookup", "functions.lookup:0"]),
-    st.text(st.characters())
-    | st.text('{}[]",:\\ue0123456789.+-NaInfity \n')
-    | st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    ).map(json.dumps),
-)
-def test_decode_never_raises(name: str, arguments: str):
-    """Any two strings give a call or a short one-line error that is valid UTF-8."""
-    result = decode(RawCall(name, arguments), TOOLS)
-    if isinstance(result, CallError):
-        assert len(result.message) < 500 and "\n" not in result.message
-        result.message.encode()
-    else:
-        json.dumps(result.arguments, ensure_ascii=False, allow_nan=False).encode()
+def test_every_step_leaves_its_tag():
+    """Name, JSON, key and type in one call; the raw text is the caller's and stays."""
+    raw = RawCall("functionsLOOKUP1", '{"Key": "a", "itmes": ["1"], }')
+    found = decode(raw, TOOLS)
+    assert isinstance(found, DecodedCall) and found.arguments == {"key": "a", "items": [1]}
+    assert found.repairs == (
+        *("name:style", "json:trailing_comma", "key_style:Key->key"),
+        *("key_fuzzy:itmes->items", "coerce:items[]"),
+    )
+    assert num_policy_repairs((*found.repairs, "result:key_alias:city->城市")) == 5
+    assert raw.arguments_text.endswith(", }")
+
+
+FUZZY, ALIAS, STYLE = '{"citty":"a"}', '{"城市":"a"}', '{"City":"a"}'
 
 
 @pytest.mark.parametrize(
-    "piece", ['"', '\\"', "[", '{"a":', "\\", '"a",', "1,", "[]", "9", '"\\', '"key":1,']
+    ("effect", "mode", "progress", "cap", "accepted"),
+    [
+        ("read", "cost", 0.0, KeyTier.FUZZY, [FUZZY, ALIAS, STYLE]),
+        ("write", "cost", 0.0, KeyTier.FUZZY, [ALIAS, STYLE]),
+        ("destructive", "cost", 0.0, KeyTier.FUZZY, [STYLE]),
+        ("read", "strict", 0.0, KeyTier.FUZZY, [STYLE]),
+        ("read", "off", 0.0, KeyTier.FUZZY, []),
+        ("read", "cost", 1.0, KeyTier.FUZZY, [FUZZY, ALIAS, STYLE]),
+        ("read", "anneal", 0.0, KeyTier.FUZZY, [FUZZY, ALIAS, STYLE]),
+        ("read", "anneal", 0.4, KeyTier.FUZZY, [ALIAS, STYLE]),
+        ("read", "anneal", 0.7, KeyTier.FUZZY, [STYLE]),
+        ("read", "anneal", 1.0, KeyTier.FUZZY, [STYLE]),
+        ("write", "anneal", 0.0, KeyTier.FUZZY, [ALIAS, STYLE]),
+        ("read", "cost", 0.0, KeyTier.ALIAS, [ALIAS, STYLE]),
+        ("read", "cost", 0.0, KeyTier.EXACT, []),
+    ],
+)
+def test_effect_mode_and_cap_decide_the_tier(effect, mode, progress, cap, accepted):
+    """The lowest of the three wins; strict and the end of anneal keep the style tier."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = ToolTable([ToolSpec("f", schema=schema, effect=effect)])
+    policy = RepairPolicy(RepairMode(mode), progress)
+    found = {text: decode(RawCall("f", text), tools, policy, cap) for text in (FUZZY, ALIAS, STYLE)}
+    assert [text for text, call in found.items() if isinstance(call, DecodedCall)] == accepted
+
+
+def test_progress_is_a_share():
+    """A step count in its place is a mistake of the caller."""
+    with pytest.raises(ValueError, match=r"repair progress 12: expected the share"):
+        RepairPolicy(RepairMode.ANNEAL, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lookup", '{"key":"a",}'),
+        ("lookup", '{"key":"a"'),
+        ("lookup", '{"key":"a","inner":"{}"}'),
+        ("lookup", '{"key":"a","items":["1"]}'),
+        ("lookup", '{"key":"a","mode":"FAST"}'),
+        ("lookup", '"{}"'),
+        ("lookup", '{"key":"a","key":"a"}'),
+        ("Lookup", '{"key":"a"}'),
+        ("functions_lookup_0", '{"key":"a"}'),
+        (" lookup", '{"key":"a"}'),
+    ],
+)
+def test_off_repairs_nothing(name: str, text: str):
+    """What any other mode repairs with a tag, evaluation refuses."""
+    assert isinstance(decode(RawCall(name, text), TOOLS, OFF), CallError)
+    mended = decode(RawCall(name, text), TOOLS)
+    if text == '"{}"':
+        assert isinstance(mended, CallError) and mended.details == ("missing:key",)
+    else:
+        assert isinstance(mended, DecodedCall) and mended.repairs
+
+
+def test_off_takes_what_is_right():
+    """The affixes of the wire format are no repair, and 3.0 is an integer for JSON Schema."""
+    found = decode(RawCall("functions.lookup:3", '{"key":"a","items":[3.0]}'), TOOLS, OFF)
+    assert found == DecodedCall("lookup", {"key": "a", "items": [3.0]})
+
+
+def test_a_call_that_was_cut_off_is_not_closed():
+    """finish_reason "length": the writer meant to go on."""
+    text = '{"key":"a","items":[1'
+    assert isinstance(decode(RawCall("lookup", text), TOOLS), DecodedCall)
+    cut = decode(RawCall("lookup", text, finish_reason="length"), TOOLS)
+    assert isinstance(cut, CallError) and cut.details == ("truncated",)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ['"', '\\"', "[", '{"a":', "\\", '"a",', "1,", "[]", "9", '"\\', '"key":1,', ", ", "```"],
 )
 def test_time_is_linear(piece: str):
     """Eight times the text takes at most about eight times as long, whatever is repeated."""
@@ -195,22 +206,46 @@ def test_time_is_linear(piece: str):
         return best
 
     small, large = cost(10_000), cost(80_000)
-    assert large < 8 * 4 * max(small, 2e-4)
+    assert large < 8 * 4 * max(small, 2e-3)
 
 
-def test_a_megabyte_of_wrong_items_is_cheap():
-    """Validation looks at the first errors only."""
+@pytest.mark.parametrize("item", ['""', '{"citty":1}', '"[[[["', '"1"', "1.0"])
+def test_a_megabyte_of_items_is_cheap(item: str):
+    """Repair and validation of the longest list, all of it wrong, take seconds at most."""
     begin = time.perf_counter()
-    text = '{"key":"a","items":[' + ",".join(['""'] * 300_000) + "]}"
-    result = parse_arguments(text, TOOLS.schema("lookup"))
-    assert isinstance(result, CallError) and time.perf_counter() - begin < 3
+    text = '{"key":"a","items":[' + ",".join([item] * (900_000 // (len(item) + 1))) + "]}"
+    parse_arguments(text, TOOLS.schema("lookup"))
+    assert time.perf_counter() - begin < 5
 
 
 def test_a_schema_that_is_none_is_refused():
     """The author learns it when the tools are loaded."""
     with pytest.raises(TaskError, match="tool 'x': not a JSON Schema"):
         ToolTable([ToolSpec("x", schema={"type": "strin"})])
+    with pytest.raises(TaskError, match="result of tool 'x': not a JSON Schema"):
+        ToolTable([ToolSpec("x", result_schema={"type": "strin"})])
     with pytest.raises(TaskError, match="defined twice"):
         ToolTable([ToolSpec("x"), ToolSpec("x")])
     with pytest.raises(TaskError):
         CompiledSchema({"required": "key"})
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9/x", "file:///etc/passwd"])
+def test_a_schema_makes_the_host_fetch_nothing(uri: str):
+    """References stay inside the schema."""
+    with pytest.raises(TaskError, match=r"x': not a JSON Schema: .*not local; put it under"):
+        ToolTable([ToolSpec("x", schema={"$ref": uri})])
+
+
+def test_an_alias_of_two_tools_is_refused():
+    """Which one runs must not depend on the order of the file."""
+    with pytest.raises(TaskError, match="tool 'y': alias 'x' also names another tool"):
+        ToolTable([ToolSpec("x"), ToolSpec("y", aliases=("x",))])
+    with pytest.raises(TaskError, match="alias 'z'"):
+        ToolTable([ToolSpec("x", aliases=("z",)), ToolSpec("y", aliases=("z",))])
+
+
+def test_exact_arguments_pass_untouched():
+    """No repair, no copy of meaning: what was right stays."""
+    text = '{"key":"[1]","items":[1,2],"inner":{"count":3}}'
+    assert parse_arguments(text, TOOLS.schema("lookup")) == Arguments(json.loads(text))

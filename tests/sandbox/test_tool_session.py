@@ -1,15 +1,18 @@
 """The session's state machine, on real tools in this process."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
+from sandbox.calls.policy import RepairMode, RepairPolicy
 from sandbox.catalog.lookup_calc.family import LookupCalc
 from sandbox.errors import BackendUnavailable, SandboxError, TaskError
 from sandbox.fakes import InProcessSession
 from sandbox.session import Observation, RawCall, Session, SessionState, Stop
-from sandbox.task import ToolBundle
+from sandbox.task import TaskSpec, ToolBundle
+from sandbox.tool_schema import tools_from_source
 from sandbox.tool_session import to_verdict
 
 FAMILY = LookupCalc()
@@ -100,6 +103,131 @@ def test_a_tools_own_refusal_is_an_observation():
     seen, session = asyncio.run(play(missing))
     assert (seen[0].text, seen[0].error) == ("tool_error: no such key", "tool_error")
     assert session.state is SessionState.RUNNING
+
+
+WORLD = """
+from sandbox.toolkit import ToolError, tool, workdir
+
+def setup(data):
+    (workdir() / "n").write_text("0")
+
+def digest():
+    return (workdir() / "n").read_text()
+
+@tool(effect="read", result_schema={"type": "object", "required": ["城市"],
+      "properties": {"城市": {"type": "string"}, "温度": {"type": "number"}}})
+def weather(answer: str) -> str:
+    \"\"\"Any answer.\"\"\"
+    if answer.startswith("error:"):
+        raise ToolError(answer.removeprefix("error:"))
+    return answer
+
+@tool(effect="write", loop={"ignore_result": ["id"]})
+def step(city: str = "") -> str:
+    \"\"\"Change the world.\"\"\"
+    file = workdir() / "n"
+    file.write_text(str(int(file.read_text()) + 1))
+    return "ok"
+
+@tool(loop={"poll": {"min_interval_s": 0.0, "max": 30}})
+def status() -> str:
+    \"\"\"Always the same.\"\"\"
+    return "running"
+"""
+
+
+def world(**changes: object) -> tuple[TaskSpec, ToolBundle]:
+    """A task over WORLD's tools."""
+    bundle = ToolBundle("world", WORLD, "def verify(**_): return {'correctness': 1}", trusted=True)
+    spec = TaskSpec("w", "t", "go", tools_from_source(WORLD), bundle.hash)
+    return replace(spec, **changes), bundle
+
+
+async def act(
+    *calls: tuple[str, str], repair: RepairPolicy | None = None, turn: int | None = None, **changes
+) -> list[Observation]:
+    """Make the calls (tool, arguments text) in WORLD until one stops the episode."""
+    spec, bundle = world(**changes)
+    session = InProcessSession(spec, bundle, repair=repair or RepairPolicy())
+    await session.start()
+    seen = []
+    for name, text in calls:
+        seen.append(await session.call(RawCall(name, text, turn=turn)))
+        if seen[-1].stop is not None:
+            break
+    await session.close()
+    return seen
+
+
+def answering(text: str) -> tuple[str, str]:
+    return "weather", json.dumps({"answer": text})
+
+
+def test_an_answer_is_read_in_the_words_of_its_schema():
+    """The model sees the declared keys; the repairs are the API's, marked as such."""
+    seen = asyncio.run(act(answering('{"city":"北京","temperature":"3"}')))[0]
+    assert json.loads(seen.text) == {"城市": "北京", "温度": 3} and seen.error is None
+    assert seen.repairs == (
+        *("result:key_alias:city->城市", "result:key_alias:temperature->温度"),
+        "result:coerce:温度",
+    )
+
+
+def test_an_answer_that_cannot_be_read_ends_the_episode():
+    """With its own stop; a refusal of the tool or an answer that was cut off is no answer."""
+    seen = asyncio.run(act(answering("<html>")))[0]
+    assert (seen.stop, seen.error) == (Stop.UNPARSED_RESULT, "unparsed_result")
+    assert seen.text.startswith("unparsed_result: the answer is not JSON")
+    refused = asyncio.run(act(answering("error:no such city")))[0]
+    assert (refused.stop, refused.error) == (None, "tool_error")
+    limits = replace(ADD.limits, max_output_bytes=90)
+    cut = asyncio.run(act(answering('{"城市":"' + "a" * 99 + '"}'), limits=limits))[0]
+    assert (cut.stop, cut.error) == (None, "tool_error") and "ask for less" in cut.text
+
+
+def test_upstream_failures_are_nobodys_loop():
+    """A reminder at the sixth in a row, the end at the tenth, with an outcome of its own."""
+    seen = asyncio.run(act(*[answering("error:HTTP 503 Service Unavailable")] * 12))
+    assert len(seen) == 10 and {o.error for o in seen} == {"infra_error"}
+    assert seen[5].loop == "infra:warn" and seen[9].loop == "infra:stop"
+    assert seen[9].stop is Stop.INFRA_ERROR
+
+
+def test_a_declared_state_tells_progress_from_a_loop():
+    """Equal calls with equal answers go on while the digest changes."""
+    calls = [("step", "{}")] * 9
+    assert asyncio.run(act(*calls))[-1].stop is Stop.LOOP
+    seen = asyncio.run(act(*calls, state_digest="digest"))
+    assert len(seen) == 9 and all(observation.loop is None for observation in seen)
+
+
+def test_a_state_digest_that_fails_is_the_environments_fault():
+    """A function that does not exist ends the episode without a reward."""
+    seen = asyncio.run(act(("step", "{}"), state_digest="nowhere"))[-1]
+    assert seen.stop is Stop.ENV_ERROR and "state_digest nowhere" in seen.text
+
+
+def test_a_stop_tells_where_the_loop_began():
+    """For a loss mask."""
+    seen = asyncio.run(act(answering('{"城市":"a"}'), *[("step", "{}")] * 5))
+    assert seen[-1].loop == "repeat:stop" and seen[-1].loop_span == (2, 6)
+
+
+def test_parallel_calls_of_a_turn_and_polls_are_no_loop():
+    """The turn of a call reaches the detector, and so does the tool's declaration."""
+    assert len(asyncio.run(act(*[("step", "{}")] * 9, turn=4))) == 9
+    assert len(asyncio.run(act(*[("status", "{}")] * 20))) == 20
+
+
+def test_effect_cap_and_mode_decide_what_is_repaired():
+    """A write tool takes an alias but no typo; the task and the run may allow less."""
+    alias, typo = ("step", '{"城市":"a"}'), ("step", '{"citty":"a"}')
+    seen = asyncio.run(act(alias, typo))
+    assert [o.error for o in seen] == [None, "bad_arguments"]
+    assert seen[0].repairs == ("key_alias:城市->city",) and seen[0].arguments == {"city": "a"}
+    assert asyncio.run(act(alias, key_repair="style"))[0].error == "bad_arguments"
+    off = RepairPolicy(RepairMode.OFF)
+    assert asyncio.run(act(alias, repair=off))[0].error == "bad_arguments"
 
 
 def test_a_stopped_session_can_still_be_verified():
