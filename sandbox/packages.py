@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from importlib import metadata
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from sandbox.errors import TaskError
 
@@ -57,7 +57,7 @@ def _sources_of(name: str) -> PackageSources:
             raise TaskError(f"package {name!r} is part of PARL; it stays out of the box")
         is_package = path.name == "__init__.py"
         module = ".".join(path.parent.parts if is_package else path.with_suffix("").parts)
-        sources[module] = (is_package, file.locate().read_text(encoding="utf-8"))
+        sources[module] = (is_package, Path(str(file.locate())).read_text(encoding="utf-8"))
     if not sources:
         raise TaskError(f"package {name!r} lists no Python file (an editable install?)")
     return sources

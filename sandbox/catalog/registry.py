@@ -8,7 +8,12 @@ import importlib
 from sandbox.catalog.base import Family
 from sandbox.errors import TaskError
 
-FAMILIES: dict[str, str] = {"lookup_calc": "sandbox.catalog.lookup_calc.family:LookupCalc"}
+FAMILIES: dict[str, str] = {
+    "excel_growth": "sandbox.catalog.excel_growth.family:ExcelGrowth",
+    "lookup_calc": "sandbox.catalog.lookup_calc.family:LookupCalc",
+    "weather_api": "sandbox.catalog.weather_api.family:WeatherApi",
+    "pdf_report": "sandbox.catalog.pdf_report.family:PdfReport",
+}
 """Name -> ``module:class``; the class is built without arguments by ``get_family``."""
 
 

@@ -7,7 +7,6 @@ values): that triple is hashed into one of five buckets, and bucket 0 is held ou
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import string
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from sandbox.catalog.base import Oracle, Split
+from sandbox.catalog.draws import Draws, is_heldout_text
 from sandbox.errors import TaskError
 from sandbox.manifest.harbor import Manifest, Metadata
 from sandbox.manifest.reading import load_manifest
@@ -30,8 +30,6 @@ KEYS = string.ascii_lowercase[:8]
 LETTERS = string.ascii_lowercase
 NUM_KEYS = 6
 NUM_ASKED = {"lookup": 1, "add": 2}
-HELDOUT_BUCKETS = 5
-"""One bucket of five is held out."""
 DEFAULT_MIN_TOKENS = {"lookup": 30, "add": 90}
 """Author's estimate with the byte tokenizer of the demo; a run passes its own."""
 
@@ -75,7 +73,7 @@ class LookupCalc:
         _expect_type(task_type)
         if split not in get_args(Split):
             raise TaskError(f"unknown split {split!r}; expected 'train' or 'heldout'")
-        draws = _Draws(f"lookup_calc|{seed}|{index}|{split}|{task_type}")
+        draws = Draws(f"lookup_calc|{seed}|{index}|{split}|{task_type}")
         while True:
             keys = draws.sample(self._keys, NUM_KEYS)
             store = {key: 1 + draws.below(9) for key in keys}
@@ -153,7 +151,7 @@ def asked_keys(spec: TaskSpec) -> list[str]:
 def is_heldout(task_type: str, asked: list[str], values: list[int]) -> bool:
     """Whether what the model reads and must write is reserved for evaluation."""
     text = f"{task_type}|{' '.join(asked)}|{' '.join(map(str, values))}"
-    return hashlib.sha256(text.encode()).digest()[0] % HELDOUT_BUCKETS == 0
+    return is_heldout_text(text)
 
 
 def _expect_type(task_type: str) -> None:
@@ -161,29 +159,3 @@ def _expect_type(task_type: str) -> None:
         raise TaskError(
             f"lookup_calc has no task type {task_type!r}; known: {', '.join(TASK_TYPES)}"
         )
-
-
-class _Draws:
-    """Uniform integers from sha256(key, counter): the same on every machine and Python version."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self._counter = 0
-
-    def below(self, n: int) -> int:
-        """Uniform in [0, n), n <= 2**16; rejection keeps it unbiased."""
-        limit = (1 << 32) - (1 << 32) % n
-        while True:
-            block = hashlib.sha256(f"{self._key}|{self._counter}".encode()).digest()
-            self._counter += 1
-            value = int.from_bytes(block[:4], "big")
-            if value < limit:
-                return value % n
-
-    def sample(self, items: str, count: int) -> list[str]:
-        """``count`` different items in random order (Fisher-Yates)."""
-        pool = list(items)
-        for index in range(count):
-            other = index + self.below(len(pool) - index)
-            pool[index], pool[other] = pool[other], pool[index]
-        return pool[:count]
