@@ -9,19 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 class SandboxConfig(BaseModel):
     """``level`` "auto" takes the best level that can be enforced here (A, then B); C is never
-    chosen unless ``unsafe_local`` is set. Sizes are MiB."""
+    chosen unless ``unsafe_local`` is set, docker and ray (gVisor) only by name. Sizes are MiB."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    level: Literal["auto", "A", "B", "C"] = "auto"
+    level: Literal["auto", "A", "B", "C", "docker", "ray"] = "auto"
     unsafe_local: bool = False
     """Allow level C: no isolation, only for code you would run yourself."""
     memory_mib: int = Field(default=256, ge=32)
-    """Level A: of the whole box (tmpfs included). Levels B and C: address space of each process."""
+    """Levels A, docker: of the whole box (tmpfs included). Else: address space of each process."""
     disk_mib: int = Field(default=16, ge=1)
-    """Size of the working directory (levels A, B) and of the largest file (all levels)."""
+    """Size of the working directory (levels A, B, docker) and of the largest file (all levels)."""
     cpus: float = Field(default=1.0, gt=0)
-    """CPU share of the whole box; level A only."""
+    """CPU share of the whole box; level A and docker only."""
     max_processes: int = Field(default=32, ge=4)
     max_open_files: int = Field(default=64, ge=16)
     cpu_s: int = Field(default=60, ge=1)
@@ -29,3 +29,11 @@ class SandboxConfig(BaseModel):
     start_timeout_s: float = Field(default=15.0, gt=0)
     uid_base: int = Field(default=200000, ge=1000)
     """When started as root, a box runs as uid_base + slot."""
+    image: str | None = None
+    """docker: another image than our base, pinned (NAME@sha256:... or an id) and already on the
+    engine, with Python 3.11 or later at ``image_python``."""
+    image_python: str = "/usr/bin/python3"
+    run: str = ""
+    """docker: run id, for the container's label."""
+    max_age_s: float = Field(default=24 * 3600.0, gt=3600)
+    """docker: anybody may remove an older container; boxes retire an hour before."""

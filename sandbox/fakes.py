@@ -42,6 +42,7 @@ class InProcessBox:
                 "isolation: run it in a bubblewrap pool"
             )
         self._bundle = bundle
+        self.enforced: dict[str, Any] = {}  # one process enforces nothing
         # in memory where there is a place for it: tools that sync a file would wait for the disk
         self._directory = Path(tempfile.mkdtemp(prefix="parl-inprocess-", dir=_memory_dir()))
         self._tools: TaskModule | None = None

@@ -12,19 +12,20 @@ The verifier runs in boxes of its own, where no episode ever was, and alone know
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
-from sandbox.backends.base import Box, Level, Reply
+from sandbox.backends.base import Box, Level, PooledBox, Reply
 from sandbox.backends.choice import Backend, choose_backend
-from sandbox.backends.process_box import ProcessBox
 from sandbox.backends.program import BoxProgram
 from sandbox.calls.decode import DEFAULT_POLICY
 from sandbox.calls.policy import RepairPolicy
 from sandbox.calls.table import ToolTable
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, TaskError
+from sandbox.guardian import Guardian
 from sandbox.shelf import BoxShelf, Leases, ShelfStats
 from sandbox.task import TaskSpec, ToolBundle
 from sandbox.tool_session import GRACE_S, ToolSession
@@ -68,9 +69,13 @@ class SandboxPool:
                 f"task bundle {bundle.name!r} is not trusted and level C isolates nothing: install "
                 "bubblewrap (see `parl doctor`)"
             )
-        self._boxes = BoxShelf(self._backend, BoxProgram.tools(bundle), size, leases, lease_ttl_s)
-        self._verifiers = BoxShelf(
-            self._backend, BoxProgram.verifier(bundle), num_verifiers, leases, lease_ttl_s
+        self._guardian = Guardian()
+        self._boxes, self._verifiers = (
+            BoxShelf(self._backend, program, number, leases, lease_ttl_s, self._guardian)
+            for program, number in (
+                (BoxProgram.tools(bundle), size),
+                (BoxProgram.verifier(bundle), num_verifiers),
+            )
         )
         self._tables: dict[str, ToolTable] = {}
 
@@ -115,10 +120,10 @@ class SandboxPool:
         """Kill every box and give up their leases; running sessions see SandboxLost."""
         await self._boxes.close()
         await self._verifiers.close()
+        await asyncio.to_thread(self._guardian.close)
 
     async def _release(self, box: Box) -> None:
-        assert isinstance(box, ProcessBox), f"{box!r} is not a box of this pool"
-        await self._boxes.give_back(box)
+        await self._boxes.give_back(cast(PooledBox, box))
 
     async def _verify(self, params: dict[str, Any], timeout_s: float) -> Reply:
         """One verification in a fresh worker of a verifier box."""

@@ -1,4 +1,4 @@
-"""Removes what a dead owner's box left: processes, cgroups, directories."""
+"""Removes what a dead owner's box left: processes, cgroups, directories, containers."""
 
 from __future__ import annotations
 
@@ -62,6 +62,12 @@ def reap_box(data: Mapping[str, Any]) -> None:
         time.sleep(0.01)
     for path in data["directories"]:
         shutil.rmtree(path, ignore_errors=True)
+    if containers := data.get("containers"):
+        from sandbox.backends.docker_engine import connected, remove_container
+
+        with connected() as client:
+            for name in containers:
+                remove_container(client, name)
 
 
 def _processes(data: Mapping[str, Any]) -> list[int]:

@@ -3,13 +3,15 @@
 
 Standard library only, and ``os`` calls rather than pathlib's, because it starts with every box.
 Shipped as text (``sandbox.backends.wire.BOOTSTRAP``), never imported by the host. Frames on the
-host's socket and on the worker's: 4 bytes big-endian length, then JSON. The zygote runs the task
+host's stream and on the worker's: 4 bytes big-endian length, then JSON. The zygote runs the task
 module's top level once; an episode's Python state lives in a worker and dies with it. After
-``reset`` the zygote reports a digest of everything a former episode could have left.
+``reset`` the zygote reports a digest of everything a former episode could have left. When the
+host's stream ends, also in the middle of a call, the box ends.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import os
@@ -24,7 +26,10 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+SECCOMP_MODE_FILTER = 2
 FRAME_LIMIT = 8 << 20
 
 
@@ -36,58 +41,74 @@ class WorkerLate(Exception):
     """The worker missed its deadline."""
 
 
-def main(fd: int) -> None:
-    """Serve the host until it closes the socket."""
-    host = socket.socket(fileno=fd)
-    hello = json.loads(receive(host, None))
+class HostGone(Exception):
+    """The host closed its end."""
+
+
+def main(fd_in: int, fd_out: int) -> None:
+    """Serve the host until it closes the stream."""
+    # away from 0-2, which the task's code gets as /dev/null
+    host_in, host_out = os.dup(fd_in), os.dup(fd_out)
+    os.close(fd_in)
+    if fd_out != fd_in:
+        os.close(fd_out)
+    hello = json.loads(receive(host_in, None))
     try:
-        zygote = Zygote(host, hello)
+        zygote = Zygote((host_in, host_out), hello)
     except Exception as error:  # the task's module may fail to load in any way
-        send(host, json.dumps({"value": f"{type(error).__name__}: {error}"[:300]}).encode())
+        send(host_out, json.dumps({"value": f"{type(error).__name__}: {error}"[:300]}).encode())
         os._exit(1)
-    send(host, json.dumps({"value": zygote.digest()}).encode())
+    send(host_out, json.dumps({"value": zygote.digest()}).encode())
     while True:
         try:
-            request = json.loads(receive(host, None))
-        except WorkerDied:
+            request = json.loads(receive(host_in, None))
+            send(host_out, zygote.answer(request["method"], request["params"]))
+        except (WorkerDied, HostGone, BrokenPipeError):
             zygote.end_worker()
             os._exit(0)
-        send(host, zygote.answer(request["method"], request["params"]))
 
 
-def receive(sock: socket.socket, deadline: float | None) -> bytes:
-    """One frame; WorkerDied at the end of the stream or a frame above the limit."""
-    size = int.from_bytes(_exactly(sock, 4, deadline), "big")
+def receive(fd: int, deadline: float | None, host: int | None = None) -> bytes:
+    """One frame; WorkerDied at the end of the stream or a frame above the limit, HostGone when
+    ``host`` ends meanwhile."""
+    size = int.from_bytes(_exactly(fd, 4, deadline, host), "big")
     if size > FRAME_LIMIT:
         raise WorkerDied
-    return _exactly(sock, size, deadline)
+    return _exactly(fd, size, deadline, host)
 
 
-def _exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
+def _exactly(fd: int, size: int, deadline: float | None, host: int | None) -> bytes:
     data = bytearray()
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
+    poll.register(fd, select.POLLIN)
+    if host is not None:
+        poll.register(host, select.POLLRDHUP)  # and POLLHUP, which is always reported
     while len(data) < size:
         if deadline is not None:
             left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
+            events = poll.poll(left * 1000) if left > 0 else []
+            if any(ready == host for ready, _ in events):
+                raise HostGone
+            if not events:
                 raise WorkerLate
-        chunk = sock.recv(min(size - len(data), 1 << 16))
+        chunk = os.read(fd, min(size - len(data), 1 << 16))
         if not chunk:
             raise WorkerDied
         data += chunk
     return bytes(data)
 
 
-def send(sock: socket.socket, payload: bytes) -> None:
+def send(fd: int, payload: bytes) -> None:
     """Write one frame."""
-    sock.sendall(len(payload).to_bytes(4, "big") + payload)
+    view = memoryview(len(payload).to_bytes(4, "big") + payload)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 class Zygote:
     """Owns the worker; see ``answer`` for the methods."""
 
-    def __init__(self, host: socket.socket, hello: dict[str, Any]) -> None:
+    def __init__(self, host: tuple[int, int], hello: dict[str, Any]) -> None:
         self.host = host
         self.workdir = hello["workdir"]
         self.own_pid_namespace = hello["own_pid_namespace"]
@@ -95,15 +116,16 @@ class Zygote:
         if self.own_pid_namespace and here == hello["host_pid_namespace"]:
             # reset() kills every process it can see
             raise SystemExit("the box shares the host's pid namespace")
-        self.worker: socket.socket | None = None
-        self.worker_pid = 0
-        libc = ctypes.CDLL(None)
+        self.worker: int | None = None
+        libc = ctypes.CDLL(None, use_errno=True)
         self.prctl = libc.prctl
-        self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if hello["parent_death_signal"]:
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self.prctl(PR_SET_CHILD_SUBREAPER, 1)
         # a worker has the same uid: without this it could read and write this process's memory
         self.prctl(PR_SET_DUMPABLE, 0)
         os.chdir(self.workdir)
+        os.chmod(self.workdir, 0o700)
         os.umask(0o077)
         null = os.open("/dev/null", os.O_RDWR)
         for standard in (0, 1, 2):
@@ -111,6 +133,8 @@ class Zygote:
         os.close(null)
         for name, value in hello["rlimits"].items():
             resource.setrlimit(getattr(resource, name), (value, value))
+        if hello["seccomp"]:
+            self.filter_calls(base64.b64decode(hello["seccomp"]))
         package = types.ModuleType("sandbox")
         package.__path__ = []
         toolkit = types.ModuleType("sandbox.toolkit")
@@ -118,18 +142,22 @@ class Zygote:
         sys.modules["sandbox.toolkit"] = toolkit
         exec(compile(hello["toolkit"], "<toolkit>", "exec"), toolkit.__dict__)
         self.toolkit: Any = toolkit
+        files: Any = types.ModuleType("files")
+        exec(compile(hello["files"], "<files>", "exec"), files.__dict__)
+        self.files = files
         toolkit.install_packages(hello["packages"])
         self.module = toolkit.TaskModule(hello["source"], hello["name"])
 
     def answer(self, method: str, params: dict[str, Any]) -> bytes:
-        """Reply frame of one request: ``start``, ``call``, ``end_state``, ``verify``, ``reset``,
-        ``ping``."""
+        """Reply frame of one request: ``start``, ``call``, ``end_state``, ``verify``, the
+        file methods, ``reset``, ``ping``."""
         if method == "ping":
             return b'{"value": null}'
         if method == "reset":
             self.wipe()
             return json.dumps({"value": self.digest()}).encode()
-        if method in ("start", "verify"):
+        if method in ("start", "verify", "end_state", "list_files"):
+            # what judges or collects runs in a clean process, with no other one beside it
             self.end_worker()
             self.fork_worker()
         reply = self.ask_worker(method, params)
@@ -144,7 +172,7 @@ class Zygote:
         deadline = time.monotonic() + params["timeout_s"]
         try:
             send(self.worker, json.dumps([method, params]).encode())
-            return receive(self.worker, deadline)
+            return receive(self.worker, deadline, self.host[0])
         except WorkerLate:
             error = "timeout"
         except (WorkerDied, OSError):
@@ -155,12 +183,12 @@ class Zygote:
 
     def fork_worker(self) -> None:
         """A fresh copy of this process with a socket of its own."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = (end.detach() for end in socket.socketpair())
         pid = os.fork()
         if pid == 0:
             try:
-                ours.close()
-                self.host.close()
+                for fd in (ours, *self.host):
+                    os.close(fd)
                 os.setsid()
                 self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 self.prctl(PR_SET_DUMPABLE, 1)
@@ -170,25 +198,39 @@ class Zygote:
                 self.work(theirs)
             finally:
                 os._exit(1)
-        theirs.close()
-        self.worker, self.worker_pid = ours, pid
+        os.close(theirs)
+        self.worker = ours
 
-    def work(self, sock: socket.socket) -> None:
+    def work(self, fd: int) -> None:
         """The worker's loop; it never returns."""
         while True:
             try:
-                method, params = json.loads(receive(sock, None))
+                method, params = json.loads(receive(fd, None))
             except WorkerDied:
                 os._exit(0)
-            send(
-                sock,
-                json.dumps(self.toolkit.run(self.module, self.workdir, method, params)).encode(),
-            )
+            if method in self.files.FILE_METHODS:
+                answer = self.files.run(self.workdir, method, params)
+            else:
+                answer = self.toolkit.run(self.module, self.workdir, method, params)
+            send(fd, json.dumps(answer).encode())
+
+    def filter_calls(self, program: bytes) -> None:
+        """Install a seccomp program for this process and all that follow (``sandbox.backends
+        .seccomp``); SystemExit when the kernel refuses it."""
+
+        class Program(ctypes.Structure):
+            _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+        filters = Program(len(program) // 8, program)
+        if self.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or self.prctl(
+            PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filters), 0, 0
+        ):
+            raise SystemExit(f"seccomp: {os.strerror(ctypes.get_errno())}")
 
     def end_worker(self) -> None:
         """Kill the worker and everything it started, and reap it."""
         if self.worker is not None:
-            self.worker.close()
+            os.close(self.worker)
             self.worker = None
         if self.own_pid_namespace:
             try:
@@ -255,5 +297,6 @@ class Zygote:
             "rlimits": [resource.getrlimit(number) for number in range(16)],
             "affinity": sorted(os.sched_getaffinity(0)),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
+            "policy": os.sched_getscheduler(0),
             "cwd": os.getcwd(),
         }

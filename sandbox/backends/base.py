@@ -14,6 +14,10 @@ class Level(StrEnum):
     """bubblewrap + cgroup: separate namespaces, no network, hard memory/process/CPU limits."""
     B = "B"
     """bubblewrap as a non-root uid with rlimits: as A, but no aggregate memory or CPU limit."""
+    DOCKER = "docker"
+    """A hardened container: as A, with the engine's seccomp profile under ours."""
+    GVISOR = "ray"
+    """A gVisor sandbox of ray.experimental.sandbox: a kernel of its own, limits per process."""
     C = "C"
     """A plain subprocess: deadline, process group, clean environment; no isolation."""
     NONE = "none"
@@ -31,9 +35,11 @@ class LevelReport:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to one request. ``error``: None, "tool_error" (the task's own refusal, ``value`` is
-    the text for the model), "timeout", "died" (the worker process was killed) or "crash" (an
-    exception in the task's code; ``value`` names its class)."""
+    """Answer to one request.
+
+    ``error``: None, "tool_error" (the task's own refusal, ``value`` is the text for the model),
+    "timeout", "died" (the worker process was killed; ``value`` is "out of memory" where the kernel
+    says so) or "crash" (an exception in the task's code; ``value`` names its class)."""
 
     value: Any
     error: str | None = None
@@ -45,11 +51,20 @@ class Box(Protocol):
 
     Methods of the agent: ``start {data}`` forks a fresh worker and sets the world up,
     ``call {tool, arguments, max_output_bytes}``, ``end_state {}``, ``verify {final_text, end_state,
-    data}``, ``reset {}`` kills the worker and empties the working directory, ``ping {}``.
+    data}``, ``reset {}`` kills the worker and empties the working directory, ``ping {}``, and the
+    file methods ``list_files``, ``read_file``, ``write_file`` behind ``sandbox.extract``.
+    ``end_state``, ``verify`` and ``list_files`` first kill every process of the episode and run in
+    a worker forked from the clean parent: files count, a running process or Python state does not.
     """
 
     @property
     def level(self) -> Level: ...
+
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """The limits that hold, for the episode's record; None = not enforced at this level. Keys:
+        ``sandbox.backends.enforced``."""
+        ...
 
     @property
     def pid(self) -> int | None:
@@ -71,4 +86,21 @@ class Box(Protocol):
 
     async def kill(self) -> None:
         """End every process of the box and free what it held; idempotent."""
+        ...
+
+
+class PooledBox(Box, Protocol):
+    """What ``sandbox.shelf`` needs on top."""
+
+    @property
+    def box_id(self) -> str: ...
+
+    @property
+    def worn(self) -> bool:
+        """Too old to be lent again."""
+        ...
+
+    @property
+    def oom_kills(self) -> int:
+        """Processes of this box the kernel killed for memory so far."""
         ...

@@ -13,8 +13,9 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
-from sandbox.backends import cgroup, seccomp
+from sandbox.backends import cgroup, enforced, seccomp
 from sandbox.backends.base import Level
 from sandbox.backends.interpreter import Interpreter, find_interpreter
 from sandbox.backends.process_box import Launch, ProcessBox, open_box
@@ -56,10 +57,11 @@ class BubblewrapBackend:
         """What a box of this id will own outside itself; recorded in its lease before it exists."""
         return {"cgroups": [str(path) for path in self._cgroups(box_id)], "directories": []}
 
-    async def open(self, box_id: str, program: BoxProgram) -> ProcessBox:
-        """Start a box and load the program; SandboxLost if it does not come up in time."""
+    async def open(self, box_id: str, program: BoxProgram, owner: str = "") -> ProcessBox:
+        """Start a box and load the program; SandboxLost if it does not come up in time. ``owner``
+        is in the box's lease; nothing in the box names it."""
         ours, theirs = socket.socketpair()
-        command = [*self._python(), BOOTSTRAP, str(theirs.fileno())]
+        command = [*self._python(), BOOTSTRAP, *[str(theirs.fileno())] * 2]
         try:
             launch = self._launch(box_id, command, theirs.detach())
         except BaseException:
@@ -93,9 +95,10 @@ class BubblewrapBackend:
         arguments = [*self._box_arguments(box_id), "--seccomp", str(filter_fd)]
         arguments_fd = _memory_file(b"".join(text.encode() + b"\0" for text in arguments))
         privileges = [self._setpriv, "--pdeathsig", "KILL"]
-        if os.geteuid() == 0:
-            uid = str(self._config.uid_base + secrets.randbelow(NUM_SLOTS))
-            privileges += ["--reuid", uid, "--regid", uid, "--clear-groups"]
+        user = os.geteuid()
+        if user == 0:
+            user = self._config.uid_base + secrets.randbelow(NUM_SLOTS)
+            privileges += ["--reuid", str(user), "--regid", str(user), "--clear-groups"]
         procs = [str(group / "cgroup.procs") for group in groups]
         return Launch(
             argv=[
@@ -107,7 +110,17 @@ class BubblewrapBackend:
             env={"PARL_BOX": box_id, "PATH": "/usr/bin:/bin"},
             fds=(*fds, filter_fd, arguments_fd),
             cgroups=groups,
+            enforced=self._record(groups, user),
         )
+
+    def _record(self, groups: tuple[Path, ...], user: int) -> dict[str, Any]:
+        """What holds, with the cgroup's limits read back from its files."""
+        record = enforced.process_limits(self._config, self.level, user)
+        record |= enforced.isolation(self._config, seccomp="deny-list")
+        if self._parents is not None:
+            found = cgroup.read_limits(groups, self._parents.version)
+            record |= enforced.group_limits(found.memory_bytes, found.cpus, self._parents.version)
+        return record
 
     def _box_arguments(self, box_id: str) -> list[str]:
         """Namespaces, then the file system from the root up, then the environment."""

@@ -142,16 +142,65 @@ def _v2_files(limits: CgroupLimits) -> dict[str, int | str]:
     }
 
 
-_OPTIONAL = frozenset({"memory.memsw.limit_in_bytes", "memory.swap.max"})
-"""Absent when the kernel accounts no swap."""
+_SWAP = frozenset({"memory.memsw.limit_in_bytes", "memory.swap.max"})
+"""Absent when the kernel accounts no swap: fine without swap, a hole in the limit with it."""
 
 
 def _write_limit(directories: tuple[Path, ...], name: str, value: int | str) -> None:
-    holder = next((path for path in directories if (path / name).exists()), None)
+    holder = _holder(directories, name)
     if holder is not None:
         (holder / name).write_text(str(value))
-    elif name not in _OPTIONAL:
+    elif name not in _SWAP or _has_swap():
         raise FileNotFoundError(2, "no such limit file in the cgroup", name)
+
+
+def _holder(directories: Iterable[Path], name: str) -> Path | None:
+    return next((path for path in directories if (path / name).exists()), None)
+
+
+def _has_swap(swaps: Path = Path("/proc/swaps")) -> bool:
+    return len(swaps.read_text().splitlines()) > 1
+
+
+def directories_of(proc: Path) -> tuple[tuple[Path, ...], int]:
+    """Directories of a process's own cgroups (one per controller, or the v2 one), and the version;
+    for a process in another cgroup namespace they are still named as this one sees them."""
+    mounts = _mounts(Path("/proc/self/mountinfo").read_text())
+    paths = dict(_own_paths((proc / "cgroup").read_text()))
+    if all(controller in mounts for controller in CONTROLLERS):
+        found = []
+        for controller in CONTROLLERS:
+            point, root = mounts[controller]
+            found.append(point / os.path.relpath(paths[controller], root))
+        return tuple(dict.fromkeys(found)), 1
+    point, root = mounts[""]
+    return (point / os.path.relpath(paths[""], root),), 2
+
+
+def read_limits(directories: tuple[Path, ...], version: int) -> CgroupLimits:
+    """The limits the kernel holds; BackendUnavailable when one is missing or unlimited."""
+
+    def value(name: str) -> str:
+        holder = _holder(directories, name)
+        if holder is None:
+            raise BackendUnavailable(f"cgroup v{version}: {directories[0]} has no {name}")
+        return (holder / name).read_text().strip()
+
+    if version == 2:
+        quota, period = value("cpu.max").split()
+        texts = [value("memory.max"), value("pids.max"), quota]
+        swap_is_off = not _has_swap() or value("memory.swap.max") == "0"
+    else:
+        period = value("cpu.cfs_period_us")
+        texts = [value("memory.limit_in_bytes"), value("pids.max"), value("cpu.cfs_quota_us")]
+        swap_is_off = not _has_swap() or value("memory.memsw.limit_in_bytes") == texts[0]
+    if not swap_is_off or not all(text.isdigit() for text in texts):
+        raise BackendUnavailable(
+            f"cgroup v{version}: limits are memory={texts[0]}, processes={texts[1]}, "
+            f"cpu={texts[2]}, swap {'off' if swap_is_off else 'on'}; expected all of them set"
+        )
+    memory, processes, quota = (int(text) for text in texts)
+    return CgroupLimits(memory, processes, quota / int(period))
 
 
 def oom_kills(directories: Iterable[Path]) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sandbox.backends.base import Level, LevelReport
+from sandbox.backends.base import Level, LevelReport, PooledBox
 from sandbox.backends.bubblewrap import BubblewrapBackend
 from sandbox.backends.plain import SubprocessBackend
-from sandbox.backends.process_box import ProcessBox
 from sandbox.backends.program import BoxProgram
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable
@@ -21,12 +20,13 @@ class Backend(Protocol):
 
     def footprint(self, box_id: str) -> dict[str, Any]: ...
 
-    async def open(self, box_id: str, program: BoxProgram) -> ProcessBox: ...
+    async def open(self, box_id: str, program: BoxProgram, owner: str = "") -> PooledBox: ...
 
 
 _PROMISES = {
     Level.A: "namespaces, seccomp, hard memory/process/CPU limits of the whole box",
     Level.B: "namespaces, seccomp, per-process limits; no aggregate memory limit, no CPU share",
+    Level.DOCKER: "hardened container: as A, seccomp of the engine too",
     Level.C: "deadline and clean environment only; no isolation (unsafe_local)",
 }
 
@@ -36,6 +36,14 @@ def open_backend(level: Level, config: SandboxConfig) -> Backend:
     match level:
         case Level.A | Level.B:
             return BubblewrapBackend(config, level)
+        case Level.DOCKER:
+            from sandbox.backends.docker import DockerBackend
+
+            return DockerBackend(config)
+        case Level.GVISOR:
+            from sandbox.backends.ray import RayBackend
+
+            return RayBackend(config)
         case Level.C:
             return SubprocessBackend(config)
         case Level.NONE:
@@ -56,13 +64,29 @@ def choose_backend(config: SandboxConfig) -> Backend:
 
 
 def probe(config: SandboxConfig | None = None) -> list[LevelReport]:
-    """Every level, whether it works here and why (for ``parl doctor``); starts empty boxes."""
+    """Every level, whether it works here and why (for ``parl doctor``); starts empty boxes of A and
+    B, asks the Docker engine, looks for gVisor."""
     reports = []
-    for level in (Level.A, Level.B, Level.C):
+    for level in (Level.A, Level.B, Level.C, Level.DOCKER, Level.GVISOR):
         try:
-            open_backend(level, config or SandboxConfig())
+            words = _try(level, config or SandboxConfig())
         except BackendUnavailable as error:
             reports.append(LevelReport(level, False, str(error)))
         else:
-            reports.append(LevelReport(level, True, _PROMISES[level]))
+            reports.append(LevelReport(level, True, words))
     return reports
+
+
+def _try(level: Level, config: SandboxConfig) -> str:
+    """What the level promises here; BackendUnavailable says why it does not work."""
+    if level is Level.DOCKER:
+        from sandbox.backends.docker_engine import check, connected
+
+        with connected() as client:
+            return f"{_PROMISES[level]} ({check(client)})"
+    if level is Level.GVISOR:
+        from sandbox.backends.ray import find_runsc
+
+        return f"gVisor sandbox of ray.experimental.sandbox ({find_runsc()})"
+    open_backend(level, config)
+    return _PROMISES[level]

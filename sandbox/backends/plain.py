@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sandbox.backends.base import Level
 from sandbox.backends.bubblewrap import NUM_SLOTS
+from sandbox.backends.enforced import process_limits
 from sandbox.backends.interpreter import find_interpreter
 from sandbox.backends.process_box import Launch, ProcessBox, open_box
 from sandbox.backends.program import BoxProgram
@@ -38,7 +39,7 @@ class SubprocessBackend:
         """The working directory, known before it exists."""
         return {"cgroups": [], "directories": [str(_directory(box_id))]}
 
-    async def open(self, box_id: str, program: BoxProgram) -> ProcessBox:
+    async def open(self, box_id: str, program: BoxProgram, owner: str = "") -> ProcessBox:
         """Start a box in a directory of its own."""
         uid = None
         directory = _directory(box_id)
@@ -50,7 +51,7 @@ class SubprocessBackend:
         python = [str(self._interpreter.path), "-I", "-S", "-B", "-c"]
         fd = theirs.detach()
         launch = Launch(
-            argv=[*python, BOOTSTRAP, str(fd)],
+            argv=[*python, BOOTSTRAP, str(fd), str(fd)],
             level=Level.C,
             env={
                 "PARL_BOX": box_id,
@@ -62,6 +63,7 @@ class SubprocessBackend:
             fds=(fd,),
             uid=uid,
             directories=(directory,),
+            enforced=process_limits(self._config, Level.C, os.geteuid() if uid is None else uid),
         )
         hello = program.hello(self._config, Level.C, str(directory))
         return await open_box(box_id, launch, ours, hello, self._config.start_timeout_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -17,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.backends import cgroup
-from sandbox.backends.base import Level, Reply
+from sandbox.backends.base import Level
+from sandbox.backends.framed_box import FramedBox
+from sandbox.backends.printable import printable
 from sandbox.backends.processes import children_of, kill_if_there, marked_processes
-from sandbox.backends.wire import agent_source, receive_json, send_frame
-from sandbox.errors import SandboxError, SandboxLost, TaskError
+from sandbox.backends.wire import Channel, SocketChannel
+from sandbox.errors import SandboxError
 
 _GENTLE_WAIT_S = 0.5
 _EXIT_WAIT_S = 5.0
-_RESET_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,11 @@ class Launch:
     uid: int | None = None
     cgroups: tuple[Path, ...] = ()
     directories: tuple[Path, ...] = field(default=())
+    enforced: dict[str, Any] = field(default_factory=dict)
+    """The limits that hold, as ``sandbox.backends.base.Box.enforced`` shows them."""
 
 
-class ProcessBox:
+class ProcessBox(FramedBox):
     """Implements ``sandbox.backends.base.Box``. One request at a time.
 
     The parent-death signal of the box is bound to the *thread* that opens it: open boxes in a
@@ -49,16 +51,13 @@ class ProcessBox:
     """
 
     def __init__(
-        self, box_id: str, launch: Launch, process: subprocess.Popen[bytes], sock: socket.socket
+        self, box_id: str, launch: Launch, process: subprocess.Popen[bytes], channel: Channel
     ) -> None:
-        self.box_id = box_id
-        self.level = launch.level
+        super().__init__(box_id, launch.level, channel)
+        self.enforced = launch.enforced
         self._launch = launch
         self._process = process
-        self._sock = sock
-        self._busy = False
-        self._killing: asyncio.Task[None] | None = None
-        self._pristine: Any = None
+        self._exit_status: int | None = None
 
     @property
     def pid(self) -> int:
@@ -75,50 +74,30 @@ class ProcessBox:
         """Processes of this box the kernel killed for memory (level A; else 0)."""
         return cgroup.oom_kills(self._launch.cgroups)
 
-    async def request(self, method: str, params: dict[str, Any], timeout_s: float) -> Reply:
-        """See ``Box.request``."""
-        if self._busy:
-            raise SandboxError(f"box {self.box_id}: {method} while another request is running")
-        if self._killing is not None:
-            raise SandboxLost(f"box {self.box_id}: {method} after its end")
-        self._busy = True
-        begin = time.perf_counter()
+    def note_end(self) -> None:
+        """See ``FramedBox``."""
+        self._exit_status = self._process.poll()
+
+    def last_words(self) -> str:
+        """Last line of the standard error of a box that did not start, else its exit status."""
+        stderr = self._process.stderr
+        if stderr is None or stderr.closed:
+            return f"exit status {self._exit_status}"
+        os.set_blocking(stderr.fileno(), False)
+        text = stderr.read(65536) or b""
+        lines = text.decode("utf-8", "replace").strip().splitlines()
+        return printable(lines[-1], most=300) if lines else ""
+
+    async def greet(self, hello: dict[str, Any], timeout_s: float) -> None:
+        """See ``FramedBox.greet``."""
         try:
-            async with asyncio.timeout(timeout_s):
-                payload = json.dumps({"method": method, "params": params}).encode()
-                await send_frame(self._sock, payload)
-                answer = await receive_json(self._sock)
-            return Reply(answer["value"], answer.get("error"), time.perf_counter() - begin)
-        except TimeoutError as error:
-            await self.kill()
-            raise SandboxLost(
-                f"box {self.box_id}: {method} not answered within {timeout_s:g} s; killed"
-            ) from error
-        except (OSError, EOFError, ValueError, KeyError, RecursionError) as error:
-            code = self._process.poll()
-            await self.kill()
-            raise SandboxLost(
-                f"box {self.box_id}: {method}: {error} (exit status {code}); killed"
-            ) from error
-        except asyncio.CancelledError:
-            await self.kill()  # the reply is still on its way and would answer the next request
-            raise
+            await super().greet(hello, timeout_s)
         finally:
-            self._busy = False
+            if self._process.stderr is not None:
+                self._process.stderr.close()
 
-    async def reset(self) -> bool:
-        """Kill the worker, empty the working directory, and compare with the state at birth."""
-        reply = await self.request("reset", {}, _RESET_TIMEOUT_S)
-        return reply.value == self._pristine
-
-    async def kill(self) -> None:
-        """End every process and free what the box held; goes on when the caller is cancelled."""
-        if self._killing is None:
-            self._killing = asyncio.ensure_future(self._kill())
-        await asyncio.shield(self._killing)
-
-    async def _kill(self) -> None:
-        self._sock.close()
+    async def _end(self) -> None:
+        """See ``FramedBox``."""
         if self.level is not Level.C:
             # the agent is the init of the box's pid namespace: with it everything inside dies,
             # and bwrap reaps it (killing bwrap first would leave that to the machine's init)
@@ -157,37 +136,6 @@ class ProcessBox:
             pause = min(pause * 2, 0.02)
         return True
 
-    async def greet(self, hello: dict[str, Any], timeout_s: float) -> None:
-        """Feed the agent and the task's code. TaskError when that code does not load, SandboxLost
-        with the box's last words when the agent does not come up."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await send_frame(self._sock, agent_source())
-                await send_frame(self._sock, json.dumps(hello).encode())
-                self._pristine = (await receive_json(self._sock))["value"]
-        except (TimeoutError, OSError, EOFError, ValueError, KeyError, RecursionError) as error:
-            await self.kill()
-            raise SandboxLost(
-                f"box {self.box_id} did not start: {self._last_words() or error!r}"
-            ) from error
-        except asyncio.CancelledError:
-            await self.kill()
-            raise
-        finally:
-            if self._process.stderr is not None:
-                self._process.stderr.close()
-        if not isinstance(self._pristine, dict):
-            await self.kill()
-            raise TaskError(f"{hello['name']} does not load: {self._pristine!r:.300}")
-
-    def _last_words(self) -> str:
-        """Last line of the standard error of a box that has ended."""
-        assert self._process.stderr is not None, "greet closes it, and asks before"
-        os.set_blocking(self._process.stderr.fileno(), False)
-        text = self._process.stderr.read(65536) or b""
-        lines = text.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
-
 
 async def open_box(
     box_id: str, launch: Launch, sock: socket.socket, hello: dict[str, Any], timeout_s: float
@@ -196,7 +144,6 @@ async def open_box(
 
     ``sock`` is the host's side; ``launch.fds`` hold the other one.
     """
-    sock.setblocking(False)
     try:
         process = subprocess.Popen(
             launch.argv,
@@ -213,6 +160,6 @@ async def open_box(
     finally:
         for fd in launch.fds:
             os.close(fd)
-    box = ProcessBox(box_id, launch, process, sock)
+    box = ProcessBox(box_id, launch, process, SocketChannel(sock))
     await box.greet(hello, timeout_s)
     return box

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sandbox.backends import seccomp
 from sandbox.backends.base import Level
-from sandbox.backends.wire import toolkit_source
+from sandbox.backends.wire import files_source, toolkit_source
 from sandbox.config import SandboxConfig
 from sandbox.packages import package_sources
 from sandbox.task import ToolBundle
@@ -35,11 +37,16 @@ class BoxProgram:
         """First message to the agent."""
         return {
             "toolkit": toolkit_source(),
+            "files": files_source(),
             "packages": package_sources(self.packages),
             "source": self.source,
             "name": self.name,
             "workdir": workdir,
-            "own_pid_namespace": level in (Level.A, Level.B),
+            "own_pid_namespace": level in (Level.A, Level.B, Level.DOCKER),
+            # a container's parent is the engine's shim, whose threads come and go
+            "parent_death_signal": level in (Level.A, Level.B, Level.C),
+            # bubblewrap installs the filter itself; a container has the engine's and this one
+            "seccomp": b64encode(seccomp.program()).decode() if level is Level.DOCKER else "",
             "host_pid_namespace": Path("/proc/self/ns/pid").stat().st_ino,
             "rlimits": _rlimits(config, level),
         }
@@ -49,8 +56,8 @@ def _rlimits(config: SandboxConfig, level: Level) -> dict[str, int]:
     """Names of ``resource`` -> hard and soft limit, set by the agent before any task code runs.
 
     RLIMIT_NPROC counts per user *namespace*, so it is set inside the box. At level C it would count
-    every process of the user, and at level A the cgroup limits memory and processes of the whole
-    box.
+    every process of the user, and at level A and in a container the cgroup limits memory and
+    processes of the whole box.
     """
     limits = {
         "RLIMIT_FSIZE": config.disk_mib * MIB,
@@ -58,7 +65,7 @@ def _rlimits(config: SandboxConfig, level: Level) -> dict[str, int]:
         "RLIMIT_NOFILE": config.max_open_files,
         "RLIMIT_CORE": 0,
     }
-    if level is not Level.A:
+    if level not in (Level.A, Level.DOCKER):
         limits["RLIMIT_AS"] = config.memory_mib * MIB
     if level is Level.B:
         limits["RLIMIT_NPROC"] = config.max_processes

@@ -1,10 +1,10 @@
 """A deny-list seccomp program, assembled by hand (bubblewrap takes raw BPF by fd).
 
 Denied calls fail with EPERM: kernel attack surface that no task needs (keyrings, bpf, perf,
-userfaultfd, io_uring, ptrace, the mount family, kexec, modules), new namespaces, and System V IPC,
-whose objects would outlive an episode. ``clone3`` fails with ENOSYS, because its flags cannot be
-inspected; C libraries then use ``clone``, whose namespace flags are. Numbers: arch/x86 and
-asm-generic tables of Linux.
+userfaultfd, io_uring, ptrace, the mount family, kexec, modules), new namespaces, and System V IPC
+and POSIX message queues, whose objects would outlive an episode. ``clone3`` fails with ENOSYS,
+because its flags cannot be inspected; C libraries then use ``clone``, whose namespace flags are.
+Numbers: arch/x86 and asm-generic tables of Linux.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ DENIED = {
         "delete_module": 176, "unshare": 272, "setns": 308, "reboot": 169, "swapon": 167,
         "swapoff": 168, "acct": 163, "quotactl": 179, "syslog": 103, "iopl": 172, "ioperm": 173,
         "name_to_handle_at": 303, "open_by_handle_at": 304, "shmget": 29, "semget": 64,
-        "msgget": 68, "modify_ldt": 154, "personality": 135,
+        "msgget": 68, "modify_ldt": 154, "personality": 135, "mq_open": 240, "mq_unlink": 241,
+        "ioprio_set": 251, "lookup_dcookie": 212, "vhangup": 153, "settimeofday": 164,
     },
     "aarch64": {
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
@@ -40,7 +41,8 @@ DENIED = {
         "delete_module": 106, "unshare": 97, "setns": 268, "reboot": 142, "swapon": 224,
         "swapoff": 225, "acct": 89, "quotactl": 60, "syslog": 116, "name_to_handle_at": 264,
         "open_by_handle_at": 265, "shmget": 194, "semget": 190, "msgget": 186,
-        "personality": 92,
+        "personality": 92, "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30,
+        "lookup_dcookie": 18, "vhangup": 58, "settimeofday": 170,
     },
 }  # fmt: skip
 DENIED_EVERYWHERE = {

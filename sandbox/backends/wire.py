@@ -1,4 +1,4 @@
-"""Host side of a box's socket: length-prefixed JSON, usable from any event loop.
+"""Host side of a box's stream: length-prefixed JSON, usable from any event loop.
 
 Nothing here belongs to a loop: every wait names the loop it runs in, so a box may be opened in one
 loop and used in another.
@@ -10,27 +10,29 @@ import asyncio
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 FRAME_LIMIT = 8 << 20
 """Longest reply; a box that announces more is broken."""
+_CHUNK = 1 << 18
 
 BOOTSTRAP = (
     "import os,sys\n"
-    "fd=int(sys.argv[1])\n"
+    "fds=[int(a) for a in sys.argv[1:3]]\n"
     "def take(n):\n"
     " b=b''\n"
     " while len(b)<n:\n"
-    "  c=os.read(fd,n-len(b))\n"
+    "  c=os.read(fds[0],n-len(b))\n"
     "  if not c:sys.exit(3)\n"
     "  b+=c\n"
     " return b\n"
     "g={'__name__':'agent'}\n"
     "exec(compile(take(int.from_bytes(take(4),'big')),'<agent>','exec'),g)\n"
-    "g['main'](fd)\n"
+    "g['main'](*fds)\n"
 )
-"""``python3 -I -S -B -c BOOTSTRAP FD``: reads the agent's source from the socket, so no file of
-ours is visible in the box and both backends start the same way."""
+"""``python3 -I -S -B -c BOOTSTRAP IN OUT``: reads the agent's source from descriptor IN, so no file
+of ours is visible in the box and every backend starts the same way; answers go to OUT (which may be
+the same socket)."""
 
 
 def agent_source() -> bytes:
@@ -43,34 +45,70 @@ def toolkit_source() -> str:
     return (Path(__file__).parents[1] / "toolkit.py").read_text(encoding="utf-8")
 
 
-async def send_frame(sock: socket.socket, payload: bytes) -> None:
+def files_source() -> str:
+    """Text of ``agent_files``, the agent's other half."""
+    return (Path(__file__).parent / "agent_files.py").read_text(encoding="utf-8")
+
+
+class Channel(Protocol):
+    """A byte stream to the agent."""
+
+    async def send(self, data: bytes) -> None:
+        """OSError when the other side is gone."""
+        ...
+
+    async def exactly(self, size: int) -> bytes:
+        """EOFError at the end of the stream."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SocketChannel:
+    """A socket of ours, non-blocking from here on."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+
+    async def send(self, data: bytes) -> None:
+        """See ``Channel``."""
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def exactly(self, size: int) -> bytes:
+        """See ``Channel``."""
+        data = bytearray()
+        while len(data) < size:
+            data += await self._some(min(size - len(data), _CHUNK))
+        return bytes(data)
+
+    async def _some(self, most: int) -> bytes:
+        chunk = await asyncio.get_running_loop().sock_recv(self._sock, most)
+        if not chunk:
+            raise EOFError("the box closed its stream")
+        return chunk
+
+    def close(self) -> None:
+        """Twice is fine."""
+        self._sock.close()
+
+
+async def send_frame(channel: Channel, payload: bytes) -> None:
     """Write one frame; OSError when the other side is gone."""
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(sock, len(payload).to_bytes(4, "big") + payload)
+    await channel.send(len(payload).to_bytes(4, "big") + payload)
 
 
-async def receive_frame(sock: socket.socket) -> bytes:
+async def receive_frame(channel: Channel) -> bytes:
     """Read one frame; EOFError at the end of the stream, ValueError above FRAME_LIMIT."""
-    size = int.from_bytes(await _exactly(sock, 4), "big")
+    size = int.from_bytes(await channel.exactly(4), "big")
     if size > FRAME_LIMIT:
         raise ValueError(f"reply of {size} bytes; at most {FRAME_LIMIT}")
-    return await _exactly(sock, size)
+    return await channel.exactly(size)
 
 
-async def receive_json(sock: socket.socket) -> dict[str, Any]:
+async def receive_json(channel: Channel) -> dict[str, Any]:
     """Read one JSON object; the box is not trusted, so anything else is ValueError."""
-    value = json.loads(await receive_frame(sock))
+    value = json.loads(await receive_frame(channel))
     if not isinstance(value, dict):
         raise ValueError(f"reply is a {type(value).__name__}, expected an object")
     return value
-
-
-async def _exactly(sock: socket.socket, size: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while len(data) < size:
-        chunk = await loop.sock_recv(sock, min(size - len(data), 1 << 18))
-        if not chunk:
-            raise EOFError("the box closed its socket")
-        data += chunk
-    return bytes(data)

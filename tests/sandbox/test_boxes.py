@@ -1,6 +1,7 @@
 """One contract for every backend: answers, deadlines, death, reset, and nothing left behind."""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -12,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.base import Level
+from sandbox.backends.base import Level, PooledBox
 from sandbox.backends.choice import choose_backend, open_backend, probe
-from sandbox.backends.process_box import ProcessBox
-from sandbox.backends.processes import children_of, marked_processes
+from sandbox.backends.docker_engine import connected
+from sandbox.backends.enforced import KEYS
+from sandbox.backends.processes import marked_processes
 from sandbox.backends.program import BoxProgram
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, SandboxLost, TaskError
 from sandbox.reaper import process_host, reap_box
-from tests.sandbox.conftest import CONFIG, RunInBox, need
+from tests.sandbox.conftest import BOXED, CONFIG, LEVELS, RunInBox, host_pids, need
 
-LEVELS = [Level.A, Level.B, Level.C]
 SOURCE = """
 import os, time, subprocess
 from sandbox.toolkit import ToolError, tool, workdir
@@ -77,12 +78,21 @@ def soil() -> str:
     subprocess.Popen(["/usr/bin/setsid", "/usr/bin/sleep", "600"])
     return "soiled"
 
+@tool
+def forge() -> str:
+    global end_state
+    end_state = lambda: {"files": ["forged"]}
+    return "forged"
+
 def end_state():
-    return {"files": sorted(os.listdir(workdir()))}
+    mine = [p for p in os.listdir("/proc") if p.isdigit()]
+    mine = [p for p in mine if os.stat("/proc/" + p).st_uid == os.getuid()]
+    others = [p for p in mine if "sleep" in open(f"/proc/{p}/cmdline").read()]
+    return {"files": sorted(os.listdir(workdir())), "others": len(others)}
 """
 
 
-async def call(box: ProcessBox, tool: str, timeout_s: float = 5.0, **arguments: object) -> tuple:
+async def call(box: PooledBox, tool: str, timeout_s: float = 5.0, **arguments: object) -> tuple:
     """(value, error) of one call."""
     reply = await box.request(
         "call",
@@ -97,7 +107,7 @@ async def call(box: ProcessBox, tool: str, timeout_s: float = 5.0, **arguments: 
     return reply.value, reply.error
 
 
-async def start(box: ProcessBox, text: str = "hello") -> None:
+async def start(box: PooledBox, text: str = "hello") -> None:
     """Set the world up."""
     reply = await box.request("start", {"data": {"text": text}, "timeout_s": 5}, 10)
     assert reply.error is None
@@ -107,7 +117,7 @@ async def start(box: ProcessBox, text: str = "hello") -> None:
 def test_calls_answer_refuse_crash_and_time_out(level: Level, in_box: RunInBox):
     """Every way a call can end, and the world's files survive a killed worker."""
 
-    async def body(box: ProcessBox) -> None:
+    async def body(box: PooledBox) -> None:
         assert (await call(box, "count"))[1] == "crash"  # no worker before start
         await start(box)
         assert await call(box, "read", name="data.txt") == ("hello", None)
@@ -120,7 +130,7 @@ def test_calls_answer_refuse_crash_and_time_out(level: Level, in_box: RunInBox):
         text, error = await call(box, "big", size=5_000_000)
         assert error is None and len(text) == 1000 and text.endswith("[cut: 5000000 bytes]")
         state = await box.request("end_state", {"timeout_s": 5}, 10)
-        assert state.value == {"files": ["data.txt"]}
+        assert state.value["files"] == ["data.txt"]
 
     in_box(level, SOURCE, body)
 
@@ -129,7 +139,7 @@ def test_calls_answer_refuse_crash_and_time_out(level: Level, in_box: RunInBox):
 def test_reset_leaves_no_files_processes_or_python_state(level: Level, in_box: RunInBox):
     """After an episode that tried to stay, the box is as at birth."""
 
-    async def body(box: ProcessBox) -> None:
+    async def body(box: PooledBox) -> None:
         await start(box, "first")
         assert await call(box, "count") == ("1", None)
         assert await call(box, "count") == ("2", None)
@@ -148,10 +158,9 @@ def test_reset_leaves_no_files_processes_or_python_state(level: Level, in_box: R
 def test_a_killed_box_is_lost_and_leaves_nothing(level: Level, whom: str, in_box: RunInBox):
     """SIGKILL from the host: SandboxLost, and no process with its marker survives."""
 
-    async def body(box: ProcessBox) -> None:
+    async def body(box: PooledBox) -> None:
         await start(box)
-        pid = box.pid if whom == "outermost" or level is Level.C else children_of(box.pid)[0]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(host_pids(box)[whom], signal.SIGKILL)
         with pytest.raises(SandboxLost, match=box.box_id):
             await call(box, "count")
         assert not box.alive
@@ -165,11 +174,11 @@ def test_a_killed_box_is_lost_and_leaves_nothing(level: Level, whom: str, in_box
     in_box(level, SOURCE, body)
 
 
-@pytest.mark.parametrize("level", [Level.A, Level.B])
+@pytest.mark.parametrize("level", BOXED)
 def test_a_tool_cannot_kill_the_agent(level: Level, in_box: RunInBox):
     """The agent is the init of its pid namespace: SIGKILL from inside does nothing."""
 
-    async def body(box: ProcessBox) -> None:
+    async def body(box: PooledBox) -> None:
         await start(box)
         assert await call(box, "kill_agent") == ("shot", None)
         assert await call(box, "count") == ("1", None)
@@ -181,7 +190,7 @@ def test_a_tool_cannot_kill_the_agent(level: Level, in_box: RunInBox):
 def test_a_missed_deadline_kills_the_box(level: Level, in_box: RunInBox):
     """When the agent itself does not answer, the host does not wait."""
 
-    async def body(box: ProcessBox) -> None:
+    async def body(box: PooledBox) -> None:
         await start(box)
         begin = time.monotonic()
         params = {"tool": "sleep", "arguments": {"seconds": 60}, "max_output_bytes": 9}
@@ -192,10 +201,11 @@ def test_a_missed_deadline_kills_the_box(level: Level, in_box: RunInBox):
     in_box(level, SOURCE, body)
 
 
-def test_a_cancelled_request_kills_the_box(in_box: RunInBox):
-    """Its reply would answer the next request."""
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_cancelled_request_kills_the_box(level: Level, in_box: RunInBox):
+    """Its reply would answer the next request, and nobody waits for what still runs."""
 
-    async def body(box: ProcessBox) -> None:
+    async def body(box: PooledBox) -> None:
         await start(box)
         task = asyncio.ensure_future(call(box, "sleep", seconds=60, timeout_s=60))
         await asyncio.sleep(0.05)
@@ -204,12 +214,13 @@ def test_a_cancelled_request_kills_the_box(in_box: RunInBox):
             await task
         assert not box.alive and not marked_processes(box.box_id)
 
-    in_box(Level.B, SOURCE, body)
+    in_box(level, SOURCE, body)
 
 
-def test_a_box_works_in_another_event_loop():
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_box_works_in_another_event_loop(level: Level):
     """Opened in one loop, used and killed in others."""
-    backend = need(Level.B)
+    backend = need(level)
     box = asyncio.run(backend.open(secrets.token_hex(8), BoxProgram("tools.py", SOURCE)))
     asyncio.run(start(box))
     assert asyncio.run(call(box, "count")) == ("1", None)
@@ -282,7 +293,7 @@ def test_no_process_survives_a_killed_owner(level: Level):
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + (10 if level is Level.DOCKER else 2)
     while (left := [p for i in ids for p in marked_processes(i)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left or level is Level.C  # which promises no more than its process group
@@ -290,6 +301,11 @@ def test_no_process_survives_a_killed_owner(level: Level):
     for box_id, footprint in zip(ids, footprints, strict=True):
         reap_box({"box_id": box_id, "host": process_host(), "process": None, **footprint})
     assert not any(Path(p).exists() for f in footprints for paths in f.values() for p in paths)
+    if level is Level.DOCKER:
+        with connected() as client:
+            assert not client.api.containers(
+                all=True, filters={"name": [*footprints[0]["containers"]]}
+            )
     assert not any(marked_processes(box_id) for box_id in ids)
 
 
@@ -304,7 +320,8 @@ def test_level_c_needs_permission():
 def test_probe_says_each_level_and_why():
     """One line for `parl doctor`; and the best level is chosen."""
     reports = probe(CONFIG)
-    assert [report.level for report in reports] == LEVELS
+    levels = [Level.A, Level.B, Level.C, Level.DOCKER, Level.GVISOR]
+    assert [report.level for report in reports] == levels
     assert all(report.reason and "\n" not in report.reason for report in reports)
     best = next(report.level for report in reports if report.available)
     assert choose_backend(CONFIG).level is best
@@ -317,3 +334,39 @@ def test_a_missing_bwrap_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_
         choose_backend(SandboxConfig())
     assert "bwrap is not installed: apt-get install bubblewrap" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_box_records_the_limits_that_hold(level: Level, in_box: RunInBox):
+    """One shape for every level; None says that a limit does not exist there."""
+
+    async def body(box: PooledBox) -> None:
+        record = box.enforced
+        assert tuple(record) == KEYS and record["level"] == level.value
+        assert record["memory_bytes"] == CONFIG.memory_mib << 20 and record["core_bytes"] == 0
+        whole = level in (Level.A, Level.DOCKER)
+        assert record["memory_scope"] == ("box" if whole else "process")
+        assert (record["cpus"], record["swap_bytes"]) == (
+            (CONFIG.cpus, 0) if whole else (None, None)
+        )
+        isolated = level is not Level.C
+        assert record["network"] == ("none" if isolated else None)
+        assert record["max_processes"] == (CONFIG.max_processes if isolated else None)
+        assert record["uid"] != 0 and json.loads(json.dumps(record)) == record
+
+    in_box(level, SOURCE, body)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_judges_runs_alone_and_in_a_clean_process(level: Level, in_box: RunInBox):
+    """``end_state``: no process of the episode is left, and what a tool did to Python is undone."""
+
+    async def body(box: PooledBox) -> None:
+        await start(box)
+        assert await call(box, "soil") == ("soiled", None)
+        assert await call(box, "forge") == ("forged", None)
+        state = await box.request("end_state", {"timeout_s": 5}, 10)
+        assert "forged" not in state.value["files"] and "data.txt" in state.value["files"]
+        assert (await box.request("end_state", {"timeout_s": 5}, 10)).value["others"] == 0
+
+    in_box(level, SOURCE, body)
