@@ -11,6 +11,7 @@ from sandbox.errors import TaskError
 FAMILIES: dict[str, str] = {
     "excel_growth": "sandbox.catalog.excel_growth.family:ExcelGrowth",
     "lookup_calc": "sandbox.catalog.lookup_calc.family:LookupCalc",
+    "contract_search": "sandbox.catalog.contract_search.family:ContractSearch",
     "weather_api": "sandbox.catalog.weather_api.family:WeatherApi",
     "pdf_report": "sandbox.catalog.pdf_report.family:PdfReport",
 }
