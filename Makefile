@@ -12,6 +12,8 @@ INSTALLED := $(VENV)/.installed
 # Before everything else, so that nothing pulls another build of it; TORCH= for another release.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?= --durations=10
+# Processes that share out the fast tests, module by module; 0 = one process, for debuggers.
+PYTEST_WORKERS ?= 2
 CI_SLOW_TIME ?= 50m
 
 FAST := not slow and not docker and not postgres and not gpu and not net
@@ -23,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql docker
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -44,9 +46,9 @@ demo: $(INSTALLED) bubblewrap ## train the tiny agent and print its table before
 test: lint test-fast ## lint, then every test that needs minutes, no server and no GPU
 
 test-fast: $(INSTALLED) bubblewrap
-	@$(BIN)/python -m pytest -q -m '$(FAST)' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadscope -m '$(FAST)' $(PYTEST_ARGS)
 
-ci-slow: $(INSTALLED) bubblewrap postgresql ## slow tests and those with a PostgreSQL server, at most 50 minutes
+ci-slow: $(INSTALLED) bubblewrap postgresql docker ## slow tests and those with PostgreSQL or Docker, at most 50 minutes
 	@timeout --kill-after=30s $(CI_SLOW_TIME) $(BIN)/python -m pytest -q -m '$(SLOW)' $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## ruff, import contracts, pyright, size report
@@ -64,6 +66,9 @@ bubblewrap:
 
 postgresql:
 	@scripts/system-package.sh initdb postgresql
+
+docker:
+	@scripts/docker-engine.sh
 
 clean: ## remove the environment and caches; runs/ and evidence/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
