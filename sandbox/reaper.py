@@ -62,6 +62,10 @@ def reap_box(data: Mapping[str, Any]) -> None:
         time.sleep(0.01)
     for path in data["directories"]:
         shutil.rmtree(path, ignore_errors=True)
+    for name in data.get("gvisor", ()):
+        from sandbox.backends.ray import reap_sandbox
+
+        reap_sandbox(name)
     if containers := data.get("containers"):
         from sandbox.backends.docker_engine import connected, remove_container
 

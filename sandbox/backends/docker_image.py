@@ -67,18 +67,22 @@ def ensure_image(client: DockerClient) -> str:
 
 
 @functools.cache
-def base_reference() -> str:
+def base_reference(own_tmp: bool = False) -> str:
     """Name of the base image of this machine: the hash of its content is the tag."""
-    return f"{REPOSITORY}:{hashlib.sha256(rootfs()).hexdigest()[:16]}"
+    return f"{REPOSITORY}:{hashlib.sha256(rootfs(own_tmp)).hexdigest()[:16]}"
 
 
-def rootfs() -> bytes:
-    """The tar of the base image (about 60 MiB)."""
+def rootfs(own_tmp: bool = False) -> bytes:
+    """The tar of the base image (about 60 MiB). ``own_tmp``: /tmp is a folder, else it is a link to
+    the one writable directory of a container."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name in sorted({*_DIRECTORIES, *_parents(_files())}):
             tar.addfile(_header(name, tarfile.DIRTYPE, 0o755))
         for name, target in sorted(_links().items()):
+            if name == "tmp" and own_tmp:
+                tar.addfile(_header(name, tarfile.DIRTYPE, 0o1777))
+                continue
             tar.addfile(_link(name, target))
         tar.addfile(_sized("etc/passwd", len(_PASSWD)), io.BytesIO(_PASSWD))
         for name, path in sorted(_files().items()):

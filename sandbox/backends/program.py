@@ -42,7 +42,7 @@ class BoxProgram:
             "source": self.source,
             "name": self.name,
             "workdir": workdir,
-            "own_pid_namespace": level in (Level.A, Level.B, Level.DOCKER),
+            "own_pid_namespace": level is not Level.C,
             # a container's parent is the engine's shim, whose threads come and go
             "parent_death_signal": level in (Level.A, Level.B, Level.C),
             # bubblewrap installs the filter itself; a container has the engine's and this one

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
 from sandbox.backends.interpreter import find_interpreter
+from sandbox.bench.timing import Timing, machine, since
 from sandbox.catalog.lookup_calc.family import LookupCalc
 from sandbox.config import SandboxConfig
 from sandbox.fakes import MemoryLeases
@@ -25,26 +23,6 @@ from sandbox.pool import SandboxPool
 from sandbox.session import RawCall
 
 _COLD_CODE = "import ast; print(ast.literal_eval('3') + 4)"
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Milliseconds of one operation."""
-
-    name: str
-    samples: list[float]
-
-    @property
-    def p50(self) -> float:
-        return statistics.median(self.samples)
-
-    @property
-    def p95(self) -> float:
-        return sorted(self.samples)[int(0.95 * (len(self.samples) - 1))]
-
-    def line(self) -> str:
-        """One line of the report."""
-        return f"{self.name:<28} {self.p50:8.2f} ms ({self.p95:.2f})  n={len(self.samples)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +53,21 @@ async def measure(config: SandboxConfig, num_calls: int, num_processes: int) -> 
             spec = family.instance(0, len(acquires), "train", "lookup")
             at = time.perf_counter()
             session = await pool.acquire(spec)
-            acquires.append(_since(at))
+            acquires.append(since(at))
             at = time.perf_counter()
             await session.start()
-            starts.append(_since(at))
+            starts.append(since(at))
             for number in range(10):
                 expression = f'{{"expression":"{number}+4"}}'
                 at = time.perf_counter()
                 await session.call(RawCall("functions.calc:0", expression))
-                calls.append(_since(at))
+                calls.append(since(at))
             at = time.perf_counter()
             await session.verify("7")
-            verifies.append(_since(at))
+            verifies.append(since(at))
             at = time.perf_counter()
             await session.close()
-            closes.append(_since(at))
+            closes.append(since(at))
     finally:
         await pool.close()
     return Report(
@@ -106,10 +84,6 @@ async def measure(config: SandboxConfig, num_calls: int, num_processes: int) -> 
     )
 
 
-def _since(begin: float) -> float:
-    return 1e3 * (time.perf_counter() - begin)
-
-
 def _processes(count: int) -> list[float]:
     """The baseline: one interpreter start per call, without any isolation."""
     python = str(find_interpreter().path)
@@ -117,23 +91,21 @@ def _processes(count: int) -> list[float]:
     for _ in range(count):
         at = time.perf_counter()
         subprocess.run([python, "-I", "-S", "-c", _COLD_CODE], capture_output=True, check=True)
-        samples.append(_since(at))
+        samples.append(since(at))
     return samples
 
 
 def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--level", default="auto", choices=["auto", "A", "B", "C"])
+    parser.add_argument("--level", default="auto", choices=["auto", "A", "B", "C", "docker"])
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--processes", type=int, default=40)
     options = parser.parse_args()
     config = SandboxConfig(level=options.level, unsafe_local=options.level == "C")
     report = asyncio.run(measure(config, options.calls, options.processes))
-    load = os.getloadavg()[0]
     lines = [
-        f"level {report.level}, {os.cpu_count()} CPUs, load {load:.1f}, "
-        f"{platform.machine()}, Linux {platform.release()}",
+        f"level {report.level}, {machine()}",
         report.call.line(),
         report.process.line(),
         f"{'ratio':<28} {report.ratio:8.1f} x",
