@@ -44,7 +44,9 @@ def parse_arguments(
         return Arguments(read.value, read.repairs)
     if not repair:
         return _bad_arguments(schema, Fitted(read.value))
-    fitted = fit(read.value, schema.closed, tier, aliases, words)
+    # a float such as 3.0 is a valid integer, so parts that hold one must be looked into
+    skip = None if read.whole_floats else schema.part_is_valid
+    fitted = fit(read.value, schema.closed, tier, aliases, words, skip)
     undo_misfits(fitted, schema)
     if not schema.is_valid(fitted.value):
         return _bad_arguments(schema, fitted)

@@ -91,7 +91,8 @@ def deepest(text: str) -> int:
         bracket = match[0]
         if bracket in ("[", "{"):
             depth += 1
-            most = max(most, depth)
+            if depth > most:
+                most = depth
         elif bracket in ("]", "}"):
             depth -= 1
     return most

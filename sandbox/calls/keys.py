@@ -48,15 +48,26 @@ class KeyMatcher:
             for name, others in (aliases or {}).items()
         }
         self._seen: dict[tuple[str, KeyTier, tuple[str, ...]], tuple[str, ...]] = {}
+        self._shapes: dict[tuple[tuple[str, ...], tuple[str, ...]], KeyMatch | None] = {}
         self._looked_at: set[str] = set()
 
-    def match(self, given: Mapping[str, Any], properties: tuple[str, ...]) -> KeyMatch:
-        """What to do with the keys of ``given`` that are not in ``properties``; pure."""
+    def match(self, given: Mapping[str, Any], properties: tuple[str, ...]) -> KeyMatch | None:
+        """What to do with the keys of ``given`` that are not in ``properties``, None for nothing;
+        pure. Objects with equal keys are answered from memory."""
+        shape = (tuple(given), properties)
+        if shape in self._shapes:
+            return self._shapes[shape]
+        result = self._matched(given, properties)
+        if result is None or not (result.dropped or result.conflict or result.ambiguous):
+            self._shapes[shape] = result  # no value was looked at
+        return result
+
+    def _matched(self, given: Mapping[str, Any], properties: tuple[str, ...]) -> KeyMatch | None:
         result = KeyMatch()
         known = set(properties)
         pending = [key for key in given if key not in known]
         if self.tier is KeyTier.EXACT or not 0 < len(pending) <= MAX_UNKNOWN:
-            return result
+            return None
         pending = [key for key in pending if len(key) <= MAX_CHARS and self._may_look_at(key)]
         filled = {name: given[name] for name in properties if name in given}
         for tier in (KeyTier.STYLE, KeyTier.ALIAS, KeyTier.FUZZY):

@@ -54,7 +54,7 @@ def read_result(
         return UnparsedResult(f"the answer is not JSON that can be read ({read.reason})")
     if schema.is_valid(read.value) and not _foreign(read.value, schema):
         return ReadResult(read.value, _tagged(read.repairs))
-    fitted = fit(read.value, schema.closed, tier, aliases, words)
+    fitted = fit(read.value, schema.closed, tier, aliases, words, schema.part_is_valid)
     undo_misfits(fitted, schema)
     line, _ = schema.problems(fitted.value, fitted.odd_keys)
     if line:

@@ -35,11 +35,29 @@ class CompiledSchema:
         self.schema = schema
         self.closed = closed(schema)
         self._closed = _compile(self.closed, owner)
+        self._parts: dict[int, jsonschema_rs.Draft202012Validator | None] = {}
         self._validator = self._closed if close else _compile(schema, owner)
 
     def is_valid(self, value: Any) -> bool:
         """Whether nothing is wrong with ``value``."""
         return self._validator.is_valid(value)
+
+    def part_is_valid(self, value: Any, part: dict[str, Any]) -> bool:
+        """Whether ``value`` satisfies ``part``, a schema inside ``closed``.
+
+        A part that cannot stand alone (it refers to its surroundings) never is.
+        """
+        if id(part) not in self._parts:
+            self._parts[id(part)] = self._compiled_part(part)
+        validator = self._parts[id(part)]
+        return validator is not None and validator.is_valid(value)
+
+    def _compiled_part(self, part: dict[str, Any]) -> jsonschema_rs.Draft202012Validator | None:
+        shared = {key: self.closed[key] for key in ("$defs", "definitions") if key in self.closed}
+        try:
+            return _compile({**part, **shared}, "part")
+        except TaskError:
+            return None
 
     def is_closed_valid(self, value: Any) -> bool:
         """Valid, and without a key that no schema lists."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 Schema = dict[str, Any]
@@ -14,6 +15,49 @@ _OPENING = (
     *("properties", "propertyNames", "$ref", "allOf", "anyOf", "oneOf", "$dynamicRef"),
 )
 _MAX_HOPS = 16
+_SCALARS = frozenset(("string", "integer", "number", "boolean", "null"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Everything that fitting asks of one place of a schema, read once."""
+
+    types: frozenset[str]
+    branches: tuple[Schema, ...]
+    choices: list[Any] | None
+    properties: Schema
+    names: tuple[str, ...]
+    others: Any
+    """Schema of keys that are no properties."""
+    is_closed: bool
+    """Takes no other keys than its properties."""
+    first: tuple[Any, ...]
+    items: Schema
+    is_plain: bool
+    """Asks for a scalar type and, as far as fitting goes, for nothing else."""
+
+
+def place_of(schema: Any, root: Schema) -> Place:
+    """The place that ``schema`` describes, references followed."""
+    schema = resolve(schema, root)
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, dict) else {}
+    others = schema.get("additionalProperties")
+    first = schema.get("prefixItems")
+    types, choices = types_of(schema), choices_of(schema)
+    branches = () if properties else tuple(branches_of(schema, root))
+    return Place(
+        types=types,
+        branches=branches,
+        choices=choices,
+        properties=properties,
+        names=tuple(properties),
+        others=others,
+        is_closed=bool(properties) and others is False and "patternProperties" not in schema,
+        first=tuple(first) if isinstance(first, list) else (),
+        items=resolve(schema.get("items"), root),
+        is_plain=bool(types) and types <= _SCALARS and choices is None and not branches,
+    )
 
 
 def resolve(schema: Any, root: Schema) -> Schema:

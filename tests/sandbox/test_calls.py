@@ -199,10 +199,10 @@ def test_time_is_linear(piece: str):
         text = '{"items":[' + piece * repeats
         best = float("inf")
         for _ in range(3):
-            begin = time.perf_counter()
+            begin = time.process_time()
             deepest(text)
             parse_arguments(text, TOOLS.schema("lookup"))
-            best = min(best, time.perf_counter() - begin)
+            best = min(best, time.process_time() - begin)
         return best
 
     small, large = cost(10_000), cost(80_000)
@@ -212,10 +212,10 @@ def test_time_is_linear(piece: str):
 @pytest.mark.parametrize("item", ['""', '{"citty":1}', '"[[[["', '"1"', "1.0"])
 def test_a_megabyte_of_items_is_cheap(item: str):
     """Repair and validation of the longest list, all of it wrong, take seconds at most."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     text = '{"key":"a","items":[' + ",".join([item] * (900_000 // (len(item) + 1))) + "]}"
     parse_arguments(text, TOOLS.schema("lookup"))
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_a_schema_that_is_none_is_refused():

@@ -4,6 +4,7 @@ import pytest
 
 from sandbox.errors import TaskError
 from sandbox.tool_schema import tools_from_source
+from sandbox.tool_spec import LoopSpec, PollSpec
 
 SOURCE = '''
 from typing import Literal
@@ -22,6 +23,17 @@ def now() -> str:
 
 def helper(x): ...
 '''
+DECLARED = """
+@tool(
+    key_aliases={"city": ("town",)},
+    result_schema={"type": "object", "properties": {"城市": {"type": "string"}}},
+    result_aliases={"城市": ["place"]},
+    loop={"poll": {"min_interval_s": 5, "max": 30}, "cursor_args": ["page"],
+          "ignore_args": ["nonce"], "ignore_result": ["messageId"]},
+)
+def weather(city: str, page: int = 0, nonce: str = ""):
+    "Weather."
+"""
 
 
 def test_signature_docstring_and_decorator_become_the_spec():
@@ -43,6 +55,15 @@ def test_signature_docstring_and_decorator_become_the_spec():
     assert now.schema["properties"] == {} and now.to_openai()["function"]["name"] == "now"
 
 
+def test_the_decorator_declares_what_the_guards_need():
+    """Aliases, the answer's schema and what the loop detector must know, as literals."""
+    [weather] = tools_from_source(DECLARED)
+    assert weather.key_aliases == {"city": ("town",)}
+    assert weather.result_aliases == {"城市": ("place",)}
+    assert weather.result_schema is not None and "城市" in weather.result_schema["properties"]
+    assert weather.loop == LoopSpec(PollSpec(5, 30), ("page",), ("nonce",), ("messageId",))
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -51,6 +72,9 @@ def test_signature_docstring_and_decorator_become_the_spec():
         ("@tool\ndef f(a): ...", "argument 'a' of tool 'f' has no type"),
         ("@tool\ndef f(a: set): ...", "type 'set' has no JSON Schema"),
         ("@tool\ndef f(*a: str): ...", "may not take"),
+        ("@tool(loop={'pol': 1})\ndef f(): ...", "option 'loop.pol' = 1"),
+        ("@tool(effect='raed')\ndef f(): ...", "option 'effect' = 'raed'"),
+        ("@tool(result_schema='x')\ndef f(): ...", "option 'result_schema' = 'x'"),
         ("@tool(efect='read')\ndef f(): ...", "no option 'efect'"),
         ("@tool\nasync def f(): ...", "is async"),
         ("@tool\ndef f(a: int = g()): ...", "must be a literal"),

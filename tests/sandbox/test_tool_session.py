@@ -8,8 +8,10 @@ import pytest
 
 from sandbox.calls.policy import RepairMode, RepairPolicy
 from sandbox.catalog.lookup_calc.family import LookupCalc
+from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, SandboxError, TaskError
-from sandbox.fakes import InProcessSession
+from sandbox.fakes import InProcessSession, MemoryLeases
+from sandbox.pool import SandboxPool
 from sandbox.session import Observation, RawCall, Session, SessionState, Stop
 from sandbox.task import TaskSpec, ToolBundle
 from sandbox.tool_schema import tools_from_source
@@ -205,6 +207,26 @@ def test_a_state_digest_that_fails_is_the_environments_fault():
     """A function that does not exist ends the episode without a reward."""
     seen = asyncio.run(act(("step", "{}"), state_digest="nowhere"))[-1]
     assert seen.stop is Stop.ENV_ERROR and "state_digest nowhere" in seen.text
+
+
+def test_a_real_box_answers_for_the_state():
+    """The digest comes out of the box the tools run in."""
+
+    async def go() -> list[Observation]:
+        spec, bundle = world(state_digest="digest")
+        config = SandboxConfig(unsafe_local=True)
+        pool = SandboxPool(bundle, size=1, leases=MemoryLeases(), config=config)
+        await pool.start()
+        try:
+            session = await pool.acquire(spec)
+            await session.start()
+            seen = [await session.call(RawCall("step", "{}")) for _ in range(6)]
+            await session.close()
+        finally:
+            await pool.close()
+        return seen
+
+    assert [observation.loop for observation in asyncio.run(go())] == [None] * 6
 
 
 def test_a_stop_tells_where_the_loop_began():
