@@ -29,8 +29,11 @@ class RunSection(ConfigModel):
 
 class TasksSection(ConfigModel):
     family: str = "lookup_calc"
-    mix: dict[str, float] = Field(default_factory=lambda: {"lookup": 0.5, "add": 0.5})
-    """Share of each task type among the prompts of a round (largest remainder)."""
+    """A shipped family, or "folder:PATH": a task folder or a folder of them."""
+    mix: dict[str, float] = Field(default_factory=dict[str, float])
+    """Share of each task type among the prompts of a round (largest remainder); empty = alike."""
+    allow_uncertified: bool = False
+    """Train on task folders that no valid certificate of `parl task check` vouches for."""
     min_tokens: dict[str, int] = Field(default_factory=dict[str, int])
     """Fewest sampled tokens of a correct solution by task type, with this run's tokenizer; it
     replaces the author's estimate."""
@@ -60,12 +63,18 @@ class RolloutSection(ConfigModel):
 
 
 class SandboxSection(ConfigModel):
-    level: Literal["auto", "A", "B", "C"] = "auto"
-    """auto = the best of A and B that works here; C (no isolation) also needs unsafe_local."""
+    level: Literal["auto", "A", "B", "C", "docker", "ray"] = "auto"
+    """auto = the best of A and B that works here; docker and ray (gVisor) only by name; C (no
+    isolation) also needs unsafe_local."""
     unsafe_local: bool = False
     pool_size: int = Field(default=24, ge=1)
     """Warm boxes per rollout worker."""
     call_timeout_s: float = 10.0
+    repairs: Literal["off", "strict", "cost", "anneal"] = "cost"
+    """How far broken calls are mended in training (sandbox.calls.policy); each repair costs
+    reward.repairs.cost."""
+    eval_repairs: Literal["off", "strict", "cost"] = "off"
+    """... in evaluation: off shows what the policy itself can do."""
 
 
 class WarmStartSection(ConfigModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,14 +28,24 @@ from parl.rollout.settings import RolloutSettings
 from parl.rollout.waits import Waits
 from parl.trajectory import OUTCOME_OF_STOP, ToolCallRecord, Trajectory, Turn
 from reward_models.episode import UNSCORED, Outcome
+from sandbox.calls.policy import RepairPolicy
 from sandbox.errors import SandboxError, SandboxLost
 from sandbox.session import RawCall, Session, Stop
 from sandbox.task import TaskSpec
 
 log = structlog.get_logger(__name__)
 
-OpenSession = Callable[[TaskSpec, str], Awaitable[Session]]
-"""(task, owner) -> a new session; the owner (an episode id) goes into the lease."""
+
+class OpenSession(Protocol):
+    """Where sessions come from; a SandboxPool's ``acquire`` is one."""
+
+    def __call__(
+        self, spec: TaskSpec, owner: str = "", *, repair: RepairPolicy = ...
+    ) -> Awaitable[Session]:
+        """A new session; ``owner`` (an episode id) goes into the lease, ``repair`` says how far
+        broken calls are mended."""
+        ...
+
 
 RESTARTABLE = (SandboxLost, ContextLost, CapacityError, StaleWeights, WaitTimeout)
 """The world broke, not the policy: the episode starts again with the same draws."""
@@ -143,7 +153,7 @@ async def _attempt(
     session: Session | None = None
     try:
         async with _waiting(world, job, "sandbox.open", world.settings.start_timeout_s, deadline):
-            session = await world.open_session(job.task, job.episode_id)
+            session = await world.open_session(job.task, job.episode_id, repair=job.repair)
         async with _waiting(world, job, "sandbox.start", world.settings.start_timeout_s, deadline):
             started = await session.start()
         if started.stop is not None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from engine.runtime.types import DrawKey, Sampling
+from sandbox.calls.decode import DEFAULT_POLICY
+from sandbox.calls.policy import RepairPolicy
 from sandbox.task import TaskSpec
 
 
@@ -26,7 +28,8 @@ class EpisodeJob:
 
     ``draw`` names its random stream, so that a repeated attempt samples the same tokens.
     ``budget`` is the token budget the reward will apply (None = not enforced); it is recorded, not
-    enforced here. ``weight_version`` -1 = whatever the engine serves at the first step.
+    enforced here. ``weight_version`` -1 = whatever the engine serves at the first step. ``repair``:
+    how far the sandbox mends broken calls.
     """
 
     run_id: str
@@ -41,6 +44,7 @@ class EpisodeJob:
     budget: float | None = None
     stage: int = 0
     weight_version: int = -1
+    repair: RepairPolicy = DEFAULT_POLICY
 
     @property
     def episode_id(self) -> str:

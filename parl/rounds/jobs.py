@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from engine.runtime.types import DrawKey, Sampling
 from parl.config import RunConfig
 from parl.rollout.jobs import EpisodeJob, GroupJob, Limits
+from sandbox.calls.policy import RepairMode, RepairPolicy
 from sandbox.task import TaskSpec
 
 TRAIN_STREAM = 0
@@ -28,11 +29,24 @@ class JobMaker:
         """``rollout.num_samples`` episodes a task of RL round ``index``; ``budget`` is what the
         reward will enforce, recorded with each episode."""
         samples = self._config.rollout.num_samples
-        return self._groups("train", index, tasks, version, samples, TRAIN_STREAM, stage, budget)
+        mode = RepairMode(self._config.sandbox.repairs)
+        progress = min(1.0, index / max(1, self._config.rounds.num_rounds))
+        return self._groups(
+            "train",
+            index,
+            tasks,
+            version,
+            samples,
+            TRAIN_STREAM,
+            stage,
+            budget,
+            RepairPolicy(mode, progress),
+        )
 
     def eval_groups(self, phase: str, tasks: Sequence[TaskSpec], version: int) -> list[GroupJob]:
         """One episode a held-out task; the same draws at every evaluation (paired comparison)."""
-        return self._groups(phase, 0, tasks, version, 1, EVAL_STREAM, 0, lambda task: None)
+        repair = RepairPolicy(RepairMode(self._config.sandbox.eval_repairs))
+        return self._groups(phase, 0, tasks, version, 1, EVAL_STREAM, 0, lambda task: None, repair)
 
     def _groups(
         self,
@@ -44,6 +58,7 @@ class JobMaker:
         stream: int,
         stage: int,
         budget: BudgetOf,
+        repair: RepairPolicy,
     ) -> list[GroupJob]:
         rollout = self._config.rollout
         limits = Limits(
@@ -68,6 +83,7 @@ class JobMaker:
                         budget=budget(task),
                         stage=stage,
                         weight_version=version,
+                        repair=repair,
                     )
                     for sample in range(num_samples)
                 )

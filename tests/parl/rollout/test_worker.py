@@ -128,9 +128,9 @@ def test_concurrency_is_bounded(store: Store):
     most = 0
 
     class Counting(Boxes):
-        async def __call__(self, task, owner):
+        async def __call__(self, spec, owner="", **options):
             nonlocal most
-            session = await super().__call__(task, owner)
+            session = await super().__call__(spec, owner, **options)
             most = max(most, len(self.open))
             return session
 

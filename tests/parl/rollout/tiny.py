@@ -32,6 +32,8 @@ from parl.rollout.episode import World
 from parl.rollout.jobs import EpisodeJob, Limits
 from parl.rollout.settings import RolloutSettings
 from parl.rollout.waits import Waits
+from sandbox.calls.decode import DEFAULT_POLICY
+from sandbox.calls.policy import RepairPolicy
 from sandbox.catalog.registry import get_family
 from sandbox.errors import SandboxLost
 from sandbox.fakes import InProcessSession
@@ -221,8 +223,8 @@ class FaultySession(InProcessSession):
 
     world_requests = 0
 
-    def __init__(self, spec: TaskSpec, boxes: Boxes) -> None:
-        super().__init__(spec, FAMILY.bundle)
+    def __init__(self, spec: TaskSpec, boxes: Boxes, repair: RepairPolicy) -> None:
+        super().__init__(spec, FAMILY.bundle, repair=repair)
         self._boxes = boxes
 
     async def start(self) -> Observation:
@@ -256,9 +258,11 @@ class Boxes:
     owners: list[str] = field(default_factory=list)
     open: set[FaultySession] = field(default_factory=set)
 
-    async def __call__(self, task: TaskSpec, owner: str) -> FaultySession:
+    async def __call__(
+        self, spec: TaskSpec, owner: str = "", *, repair: RepairPolicy = DEFAULT_POLICY
+    ) -> FaultySession:
         await asyncio.sleep(0)
-        session = FaultySession(task, self)
+        session = FaultySession(spec, self, repair)
         self.open.add(session)
         self.num_opened += 1
         self.owners.append(owner)

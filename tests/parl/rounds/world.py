@@ -33,6 +33,8 @@ from parl.rounds.parts import RunParts, rollout_settings
 from parl.rounds.ports import LearnerPort
 from parl.store.store import Store
 from parl.weights.store import WeightStore
+from sandbox.calls.decode import DEFAULT_POLICY
+from sandbox.calls.policy import RepairPolicy
 from sandbox.calls.table import ToolTable
 from sandbox.fakes import InProcessSession
 from sandbox.session import Session
@@ -111,13 +113,15 @@ class InProcessCollector:
             settings=rollout_settings(config),
         )
 
-    async def _open(self, task: TaskSpec, owner: str) -> Session:
+    async def _open(
+        self, spec: TaskSpec, owner: str = "", *, repair: RepairPolicy = DEFAULT_POLICY
+    ) -> Session:
         if self.broken and "/00001/" in owner:  # episodes of the second prompt
             raise OSError(self.broken)
         # a pool compiles a family's schemas once too
-        if task.task_type not in self._tables:
-            self._tables[task.task_type] = ToolTable(task.tools, task.forbidden_tools)
-        return InProcessSession(task, self._bundle, self._tables[task.task_type])
+        if spec.task_type not in self._tables:
+            self._tables[spec.task_type] = ToolTable(spec.tools, spec.forbidden_tools)
+        return InProcessSession(spec, self._bundle, self._tables[spec.task_type], repair)
 
     def collect(self, groups: Sequence[GroupJob], deadline_s: float) -> None:
         failed = [s for s in self._worker.run(groups, deadline_s) if s.outcome == "infra_error"]
