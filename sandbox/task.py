@@ -14,8 +14,10 @@ from pydantic.dataclasses import dataclass
 
 from sandbox.errors import TaskError
 from sandbox.manifest.harbor import Manifest
+from sandbox.manifest.native import is_native, load_native
 from sandbox.manifest.parl_section import LoopSection, ParlSection, ToolSection
 from sandbox.manifest.reading import load_manifest
+from sandbox.shell.world import BUNDLE_NAME, shell_sources, shell_world
 from sandbox.tool_schema import tools_from_source
 from sandbox.tool_spec import STRICT, Effect, KeyRepair, LoopSpec, PollSpec, ToolSpec
 
@@ -136,20 +138,27 @@ class ToolBundle:
 
 @dataclass(frozen=True, config=STRICT)
 class LoadedTask:
-    """A task folder in memory."""
+    """A task folder in memory. ``notes``: what a box does not give a plain Harbor task, a line
+    each."""
 
     spec: TaskSpec
     bundle: ToolBundle
     manifest: Manifest
+    notes: tuple[str, ...] = ()
 
 
 def load_task(folder: Path) -> LoadedTask:
-    """Load a Harbor task folder with ``tools/tools.py`` and ``tests/verify.py``.
+    """Load a Harbor task folder: with ``tools/tools.py`` and ``tests/verify.py``, or a plain one.
 
-    ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's.
-    TaskError names the file, the key and the nearest known key.
+    ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's; text files
+    below ``environment/files/`` reach ``setup`` as ``data["files"]``. A folder without
+    ``tools/tools.py`` is a shell world (sandbox.shell), judged by ``tests/test.sh``. TaskError
+    names the file, the key and the nearest known key.
     """
-    manifest = load_manifest(folder / "task.toml")
+    file = folder / "task.toml"
+    if not (folder / "tools" / "tools.py").exists() and (folder / "tests" / "test.sh").exists():
+        return _load_shell_task(folder)
+    manifest = load_manifest(file)
     bundle = ToolBundle(
         name=manifest.task.name,
         tools_source=_read(folder, "tools/tools.py"),
@@ -157,17 +166,38 @@ def load_task(folder: Path) -> LoadedTask:
         packages=_packages(manifest),
     )
     spec = spec_from_manifest(
-        manifest,
-        bundle,
-        instruction=_read(folder, "instruction.md").strip(),
-        file=str(folder / "task.toml"),
+        manifest, bundle, instruction=_read(folder, "instruction.md").strip(), file=str(file)
     )
+    world = _read_data(folder, "environment/data.json")
+    if (folder / "environment" / "files").is_dir():
+        world = {**world, "files": _read_files(folder)}
     spec = replace(
         spec,
-        environment=replace(spec.environment, data=_read_data(folder, "environment/data.json")),
+        environment=replace(spec.environment, data=world),
         verifier=replace(spec.verifier, data=_read_data(folder, "tests/data.json")),
     )
     return LoadedTask(spec=spec, bundle=bundle, manifest=manifest)
+
+
+def _load_shell_task(folder: Path) -> LoadedTask:
+    """A Harbor folder that knows nothing of us: a shell, its files and tests/test.sh."""
+    file = folder / "task.toml"
+    if is_native(file):
+        manifest, notes = load_native(file)
+    else:
+        manifest, notes = load_manifest(file), ()
+    tools_source, verify_source = shell_sources()
+    bundle = ToolBundle(BUNDLE_NAME, tools_source, verify_source)
+    spec = spec_from_manifest(
+        manifest, bundle, instruction=_read(folder, "instruction.md").strip(), file=str(file)
+    )
+    world = shell_world(folder, manifest, spec.limits.call_timeout_s)
+    spec = replace(
+        spec,
+        environment=replace(spec.environment, data=world.environment),
+        verifier=replace(spec.verifier, data=world.verifier),
+    )
+    return LoadedTask(spec=spec, bundle=bundle, manifest=manifest, notes=(*notes, *world.notes))
 
 
 def spec_from_manifest(
@@ -257,11 +287,6 @@ def _overlay(tool: ToolSpec, section: ToolSection) -> ToolSpec:
     )
 
 
-def _packages(manifest: Manifest) -> tuple[str, ...]:
-    parl = manifest.metadata.parl
-    return () if parl is None else tuple(parl.packages)
-
-
 def _names(aliases: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(names) for key, names in aliases.items()}
 
@@ -273,6 +298,11 @@ def _loop(section: LoopSection) -> LoopSpec:
         ignore_args=tuple(section.ignore_args),
         ignore_result=tuple(section.ignore_result),
     )
+
+
+def _packages(manifest: Manifest) -> tuple[str, ...]:
+    parl = manifest.metadata.parl
+    return () if parl is None else tuple(parl.packages)
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -302,3 +332,14 @@ def _read_data(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TaskError(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data
+
+
+def _read_files(folder: Path) -> dict[str, str]:
+    """Text of every file below environment/files, by relative path."""
+    root = folder / "environment" / "files"
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(root)): _read(folder, str(path.relative_to(folder)))
+        for path in paths
+        if "__pycache__" not in path.parts
+    }

@@ -91,7 +91,9 @@ class RoundRow(Base):
 
 
 class TaskRow(Base):
-    """``id`` is the hash of the task's content."""
+    """``id`` is the hash of the task's content: of the spec for an instance that a run drew, of the
+    folder (or family) for one that was certified or published. ``archive``: the published folder
+    as tar.gz; ``version`` then counts the publications of a name from 1."""
 
     __tablename__ = "task"
 
@@ -101,14 +103,19 @@ class TaskRow(Base):
     task_type: Mapped[str]
     spec_json: Mapped[dict[str, Any]] = mapped_column(JsonText, default=dict)
     created_at: Mapped[float] = mapped_column(default=time.time)
+    published_at: Mapped[float | None]
+    archive: Mapped[bytes | None]
 
 
 class TaskCertificateRow(Base):
+    """``report_json``: the certificate and the whole report; ``public_key`` (hex) signed it."""
+
     __tablename__ = "task_certificate"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     task_id: Mapped[str] = mapped_column(_reference("task.id"), index=True)
     signature: Mapped[str]
+    public_key: Mapped[str] = mapped_column(default="", server_default="")
     report_json: Mapped[dict[str, Any]] = mapped_column(JsonText, default=dict)
     created_at: Mapped[float] = mapped_column(default=time.time)
 

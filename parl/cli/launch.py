@@ -19,6 +19,7 @@ from parl.report.bar import open_progress
 from parl.report.progress import WrittenLines
 from parl.report.watchers import MetricsWatcher, Several
 from parl.report.write import write_report
+from parl.rounds.certified import require_certified
 from parl.rounds.experiment import run_experiment
 from parl.rounds.machine import WARM_START, RoundMachine
 from parl.rounds.parts import RunParts
@@ -91,6 +92,7 @@ class Built(Protocol):
 
 
 def _build(folder: RunFolder, ledger: Ledger, stream: TextIO) -> Built:
+    require_certified(folder.config)  # a task may have changed since the run was started
     if folder.config.backend == "local":
         from parl.rounds.local import build_local
 

@@ -56,10 +56,12 @@ def resolve(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
     """
     from infra.config import load_config
     from parl.config import RunConfig
+    from parl.rounds.certified import require_certified
     from parl.rounds.parts import RunParts
 
     config = load_config(RunConfig, files, overrides)
     RunParts.of(config)
+    require_certified(config)
     return config
 
 
@@ -73,8 +75,10 @@ def create_run(config: RunConfig) -> RunFolder:
 
     from infra.config import config_hash, dump_toml
     from infra.db.engine import open_ledger
+    from parl.rounds.certified import record_certificates, require_certified
     from parl.store.store import Store
 
+    certified = require_certified(config)
     try:
         path = _new_folder(Path(config.run.dir), config.run.name)
         (path / CONFIG_FILE).write_text(dump_toml(config), encoding="utf-8")
@@ -94,6 +98,7 @@ def create_run(config: RunConfig) -> RunFolder:
             code_commit=code_commit(),
             run_dir=str(folder.path),
         )
+        record_certificates(ledger, certified)
     except BaseException:
         shutil.rmtree(path)
         raise

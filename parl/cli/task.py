@@ -1,23 +1,32 @@
-"""``parl task``: what there is to train on."""
+"""``parl task``: what there is to train on (making and checking: task_author, task_run)."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parl.cli import task_author, task_run
+from parl.cli.registry import Registry
+
 if TYPE_CHECKING:
+    from parl.store.tasks import Published
     from sandbox.catalog.base import Family, Split
     from sandbox.task import TaskSpec
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(task_author.app)
+app.command("run")(task_run.run)
 
 
 @app.command("list")
-def list_tasks() -> None:
-    """Names of the shipped tasks: family/type, tools, budget units, smallest correct length."""
+def list_tasks(registry: Registry = "") -> None:
+    """Shipped tasks (family/type, tools, budget units, smallest correct length), then published
+    ones (name@version)."""
+    from parl.cli.registry import open_registry
     from sandbox.catalog.registry import get_family, list_families
 
     for family_name in list_families():
@@ -26,17 +35,32 @@ def list_tasks() -> None:
             spec = family.instance(0, 0, "train", task_type)
             tools = ", ".join(tool.name for tool in spec.tools)
             typer.echo(f"{family_name}/{task_type}  tools: {tools}  {_budget(spec)}")
+    opened = open_registry(registry, create=False)
+    for task in opened.published() if opened is not None else []:
+        tools = ", ".join(tool["name"] for tool in task.spec["tools"])
+        typer.echo(f"{task.name}@{task.version}  tools: {tools}  type: {task.task_type}")
 
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="family/type as `parl task list` prints it.")],
+    name: Annotated[
+        str, typer.Argument(help="family/type or name@version as `parl task list` prints it.")
+    ],
     seed: Annotated[int, typer.Option(help="Run seed of the instance.")] = 0,
     index: Annotated[int, typer.Option(help="Instance number.", min=0)] = 0,
     heldout: Annotated[bool, typer.Option("--heldout", help="Held-out split.")] = False,
+    registry: Registry = "",
 ) -> None:
     """One instance: instruction, tools, the box's data, the answer and how to get it."""
-    family, task_type = _find(name)
+    from parl.cli.registry import open_registry
+
+    opened = open_registry(registry, create=False)
+    bare = name.partition("@")[0]
+    if opened is not None and opened.published(bare):
+        found = opened.find(name)
+        _show_published(found, [c.id for c in opened.certificates(found.id)])
+        return
+    family, task_type = find_task(name)
     split: Split = "heldout" if heldout else "train"
     spec = family.instance(seed, index, split, task_type)
     typer.echo(f"{family.name}/{task_type}  seed {seed}  {split} #{index}")
@@ -60,7 +84,19 @@ def show(
     typer.echo(f"answer       {oracle.final_text}")
 
 
-def _find(name: str) -> tuple[Family, str]:
+def _show_published(task: Published, certificates: list[str]) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(task.published_at))
+    typer.echo(f"{task.name}@{task.version}  published {when} UTC")
+    typer.echo(f"id           {task.id}")
+    typer.echo(f"type         {task.task_type}")
+    typer.echo(f"instruction  {task.spec['instruction']}")
+    for tool in task.spec["tools"]:
+        typer.echo(f"tool         {tool['name']}: {tool['description']} ({tool['effect']})")
+    for certificate in certificates:
+        typer.echo(f"certificate  {certificate}")
+
+
+def find_task(name: str) -> tuple[Family, str]:
     """Family and type of ``family/type`` (or ``type`` alone when only one family has it)."""
     from sandbox.catalog.registry import get_family, list_tasks
     from sandbox.errors import TaskError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.chat.renderer import KimiRenderer
 from engine.chat.tokenizers import ByteTokenizer
@@ -15,7 +16,9 @@ from parl.rounds.tasks import TaskSource
 from parl.sft.warm_start import WarmStart
 from sandbox.catalog.base import Family
 from sandbox.catalog.registry import get_family
+from sandbox.check.folder_family import PREFIX, FolderFamily
 from sandbox.config import SandboxConfig
+from sandbox.pool import config_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,10 @@ class RunParts:
                 f"{len(config.chat.words)} chat.words make {tokenizer.vocab_size}; set it to that"
             )
         renderer = KimiRenderer(tokenizer, config.chat.declare_tools)
-        family = get_family(config.tasks.family)
+        family = find_family(config.tasks.family)
         tasks = TaskSource(
             family,
-            config.tasks.mix,
+            config.tasks.mix or dict.fromkeys(family.task_types, 1.0),
             config.run.seed,
             config.rollout.num_prompts,
             config.tasks.min_tokens,
@@ -72,4 +75,16 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
 
 
 def sandbox_config(config: RunConfig) -> SandboxConfig:
-    return SandboxConfig(level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local)
+    """Boxes of the run; for task folders as large as the largest of them asks."""
+    boxes = SandboxConfig(level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local)
+    family = find_family(config.tasks.family)
+    if not isinstance(family, FolderFamily):
+        return boxes
+    return config_for(family.instance(0, 0, "train", family.task_types[0]), boxes)
+
+
+def find_family(name: str) -> Family:
+    """A shipped family by name, or the tasks of "folder:PATH"; TaskError for neither."""
+    if name.startswith(PREFIX):
+        return FolderFamily(Path(name.removeprefix(PREFIX)))
+    return get_family(name)

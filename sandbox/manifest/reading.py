@@ -27,18 +27,31 @@ def load_manifest(path: Path) -> Manifest:
     return parse_manifest(text, str(path))
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; TaskError names file, line and column."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    return _parse_toml(text, str(path))
+
+
 def parse_manifest(text: str, file: str) -> Manifest:
     """Validate the text of a ``task.toml``; ``file`` is only used in error messages."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TaskError(_toml_message(str(error), text, file)) from error
+    data = _parse_toml(text, file)
     if "version" in data and "schema_version" not in data:
         data["schema_version"] = data.pop("version")
     try:
         return Manifest.model_validate(data)
     except ValidationError as error:
         raise TaskError(f"{file}: {explain(error, Manifest)}") from error
+
+
+def _parse_toml(text: str, file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TaskError(_toml_message(str(error), text, file)) from error
 
 
 def _toml_message(message: str, text: str, file: str) -> str:

@@ -1,0 +1,188 @@
+"""``parl task run``: one episode with the oracle, with nobody, by hand, or with a run's policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+if TYPE_CHECKING:
+    from sandbox.check.scripts import Script
+    from sandbox.session import Observation, Session, Verdict
+    from sandbox.task import TaskSpec, ToolBundle
+
+AGENTS = ("oracle", "nop", "shell", "engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What to run. ``oracle`` is only called for the oracle agent."""
+
+    spec: TaskSpec
+    bundle: ToolBundle
+    oracle: Callable[[], Script]
+
+
+def run(
+    target: Annotated[str, typer.Argument(help="Task folder, or family/type of the catalog.")],
+    agent: Annotated[str, typer.Option("--agent", "-a", help=" | ".join(AGENTS))] = "oracle",
+    run_name: Annotated[
+        str | None, typer.Option("--run", help="Run whose weights play (agent engine).")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option("--dir", help="Parent of run folders.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Of a shipped family's instance.")] = 0,
+    index: Annotated[int, typer.Option(min=0, help="Of a shipped family's instance.")] = 0,
+) -> None:
+    """Play one episode and print its verdict; exit 0 when it passes."""
+    from infra.errors import ConfigError
+
+    if agent not in AGENTS:
+        raise ConfigError(f"--agent {agent!r}: expected one of {', '.join(AGENTS)}")
+    chosen = choose(target, seed, index)
+    if agent == "engine":
+        from parl.cli.task_engine import run_engine
+
+        verdict = run_engine(chosen.spec, chosen.bundle, run_name, runs_dir, typer.echo)
+    else:
+        verdict = asyncio.run(_play(chosen, agent))
+    print_verdict(verdict)
+    if not verdict.passed:
+        raise typer.Exit(1)
+
+
+def choose(target: str, seed: int, index: int) -> Chosen:
+    """TaskError when ``target`` is neither a task folder nor a shipped task."""
+    from sandbox.check.scripts import Script, oracle_of
+    from sandbox.task import load_task
+
+    folder = Path(target)
+    if folder.is_dir():
+        loaded = load_task(folder)
+        for note in loaded.notes:
+            typer.echo(f"note: {note}", err=True)
+        return Chosen(loaded.spec, loaded.bundle, lambda: oracle_of(folder, loaded.spec))
+    from parl.cli.task import find_task
+
+    family, task_type = find_task(target)
+    spec = family.instance(seed, index, "train", task_type)
+
+    def oracle() -> Script:
+        found = family.oracle(spec)
+        return Script("oracle", found.rounds, found.final_text)
+
+    return Chosen(spec, family.bundle, oracle)
+
+
+async def _play(chosen: Chosen, agent: str) -> Verdict:
+    from sandbox.config import SandboxConfig
+    from sandbox.fakes import MemoryLeases
+    from sandbox.pool import SandboxPool, config_for
+
+    pool = SandboxPool(
+        chosen.bundle,
+        size=1,
+        leases=MemoryLeases(),
+        config=config_for(chosen.spec, SandboxConfig()),
+    )
+    await pool.start()
+    try:
+        session = await pool.acquire(chosen.spec, owner=f"parl task run --agent {agent}")
+        try:
+            first = await session.start()
+            typer.echo(first.text)
+            if first.stop is not None:
+                return await session.verify("")
+            if agent == "shell":
+                return await _by_hand(session, chosen.spec, sys.stdin)
+            script = None if agent == "nop" else chosen.oracle()
+            return await _scripted(session, script)
+        finally:
+            await session.close()
+    finally:
+        await pool.close()
+
+
+async def _scripted(session: Session, script: Script | None) -> Verdict:
+    if script is None:
+        return await session.verify("")
+    for calls in script.rounds:
+        for call in calls:
+            typer.echo(f"> {call.name_text} {call.arguments_text}")
+            seen = await session.call(call)
+            print_observation(seen)
+            if seen.stop is not None:
+                return await session.verify(script.final_text)
+    typer.echo(f"answer: {script.final_text}")
+    return await session.verify(script.final_text)
+
+
+async def _by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
+    """A person's episode: ``{"name", "arguments"}`` calls a tool, ``{"final_text"}`` answers."""
+    for tool in spec.tools:
+        typer.echo(f"tool {tool.name}: {tool.description}")
+        typer.echo(f"     {json.dumps(tool.schema, ensure_ascii=False)}")
+    typer.echo('call with {"name": "TOOL", "arguments": {...}}, answer with {"final_text": "..."}')
+    while True:
+        if lines.isatty():
+            typer.echo("parl> ", nl=False)
+        line = await asyncio.to_thread(lines.readline)
+        if not line:
+            typer.echo("end of input: verified without an answer", err=True)
+            return await session.verify("")
+        if not line.strip():
+            continue
+        entry = _entry(line)
+        if isinstance(entry, str):
+            typer.echo(entry, err=True)
+        elif "final_text" in entry:
+            return await session.verify(str(entry["final_text"]))
+        else:
+            seen = await session.call(_raw(entry))
+            print_observation(seen)
+            if seen.stop is not None:
+                return await session.verify("")
+
+
+def _entry(line: str) -> dict[str, Any] | str:
+    """The object a person typed, or what is wrong with it."""
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    if not isinstance(entry, dict) or not ("final_text" in entry or "name" in entry):
+        return 'expected {"name": ..., "arguments": {...}} or {"final_text": ...}'
+    return entry
+
+
+def _raw(entry: dict[str, Any]):
+    from sandbox.session import RawCall
+
+    arguments = entry.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return RawCall(str(entry["name"]), text)
+
+
+def print_observation(seen: Observation) -> None:
+    """What the model would read, and what the session noted about the call."""
+    typer.echo(seen.text)
+    noted = [f"repaired: {', '.join(seen.repairs)}"] if seen.repairs else []
+    noted += [f"loop: {seen.loop}"] if seen.loop else []
+    noted += [f"stopped: {seen.stop.value}"] if seen.stop else []
+    if noted:
+        typer.echo(f"[{'; '.join(noted)}]")
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """One line a fact."""
+    typer.echo(f"verdict      {'pass' if verdict.passed else 'fail'}")
+    typer.echo(f"correctness  {'none' if verdict.correctness is None else verdict.correctness:}")
+    for reason in verdict.reasons:
+        typer.echo(f"reason       {reason}")
+    if verdict.error is not None:
+        typer.echo(f"error        {verdict.error}")

@@ -1,0 +1,161 @@
+"""Is the solution, the verifier or the answer readable from inside the agent's box?"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sandbox.check.episodes import Stage
+from sandbox.check.findings import Step
+from sandbox.check.lint_image import copy_of
+from sandbox.check.probe import probe_script
+from sandbox.check.subject import Case, Subject
+from sandbox.task import TaskSpec
+
+MIN_ANSWER_CHARS = 4
+_ANSWER_KEY = re.compile(
+    r"(?i)^(.*_)?(answers?|solutions?|expected\w*|ground_?truth|gold(en)?|oracle|labels?|targets?"
+    r"|correct(_\w+)?|reward|secret)$"
+)
+_ANSWER_FILE = re.compile(
+    r"(?i)(solution|solve|oracle|answer|expected|ground_?truth|gold(en)?|verify|grader|reward"
+    r"|test[_.]|_test)"
+)
+_WALK = """
+import json, os
+here = os.getcwd()
+system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run"}
+roots = [here] + ["/" + name for name in os.listdir("/") if name not in system]
+found, seen, total = {}, set(), 0
+for root in roots:
+    if not os.path.isdir(root):
+        continue
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        real = os.path.realpath(folder)
+        if real in seen or len(found) > 400:
+            folders.clear()
+            continue
+        seen.add(real)
+        if "/site-packages" in folder or "/lib/python" in folder:
+            folders.clear()
+            continue
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb") as file:
+                    text = file.read(20000).decode("utf-8", "replace")
+            except OSError:
+                continue
+            if total + len(text) < 700000:
+                found[os.path.relpath(path, here) if path.startswith(here) else path] = text
+                total += len(text)
+print(json.dumps({"files": found, "environ": dict(os.environ)}))
+"""
+
+
+async def run_leaks(stage: Stage, spec: TaskSpec, case: Case, subject: Subject) -> Step:
+    """``spec`` and ``stage`` are those of the probe bundle."""
+    step = Step("leaks")
+    played = await stage.play(spec, probe_script("leak-probe", _WALK))
+    text = played.observations[0].text if played.observations else ""
+    try:
+        seen = json.loads(text)
+    except ValueError:
+        step.skipped = True
+        step.note = f"the box could not be searched: {(text or played.start_text)[:200]}"
+        return step
+    _files(seen["files"], case, subject, step)
+    _environment(seen["environ"], case, step)
+    _data(case, step)
+    _instruction(case, step)
+    step.note = f"{len(seen['files'])} files readable in the box"
+    step.data["files"] = sorted(seen["files"])[:100]
+    return step
+
+
+def _files(files: dict[str, str], case: Case, subject: Subject, step: Step) -> None:
+    secrets = {"tests/verify.py": subject.bundle.verify_source}
+    if subject.folder is not None:
+        for part in ("solution", "tests"):
+            for path in sorted((subject.folder / part).rglob("*")):
+                if path.is_file() and path.stat().st_size < 1 << 20:
+                    name = path.relative_to(subject.folder).as_posix()
+                    secrets[name] = path.read_text("utf-8", "replace")
+    answer = case.oracle.final_text.strip()
+    for name, text in files.items():
+        copied = copy_of(text, secrets)
+        if copied is not None:
+            step.add(
+                "oracle-readable",
+                f"box: {name}",
+                f"is (nearly) {copied}, readable by the agent; keep it out of environment/",
+            )
+        elif (
+            _ANSWER_FILE.search(name.rsplit("/", 1)[-1])
+            and len(answer) >= MIN_ANSWER_CHARS
+            and _contains(text, answer)
+        ):
+            step.add("answer-readable", f"box: {name}", "holds the answer under a telling name")
+
+
+def _environment(environ: dict[str, str], case: Case, step: Step) -> None:
+    answer = case.oracle.final_text.strip()
+    for name, value in environ.items():
+        if _ANSWER_KEY.match(name) or (len(answer) >= MIN_ANSWER_CHARS and answer == value.strip()):
+            step.add("answer-readable", f"box: ${name}", "an environment variable tells the answer")
+
+
+def _data(case: Case, step: Step) -> None:
+    """Keys of environment/data.json that say what they are, or repeat the verifier's answers."""
+    private = dict(_leaves(case.spec.verifier.data, ""))
+    answers = {
+        json.dumps(value)
+        for key, value in private.items()
+        if _ANSWER_KEY.match(key.rsplit(".", 1)[-1])
+    }
+    final = case.oracle.final_text.strip()
+    for key, value in _leaves(case.spec.environment.data, ""):
+        if key.startswith("files.") or not _ANSWER_KEY.match(key.rsplit(".", 1)[-1]):
+            continue
+        if json.dumps(value) in answers or str(value).strip() == final:
+            step.add(
+                "answer-readable",
+                f"environment/data.json: {key}",
+                "holds the answer in the agent's data; keep it in tests/data.json",
+            )
+        elif key.count(".") == 0:
+            step.add(
+                "answer-readable",
+                f"environment/data.json: {key}",
+                "is named like an answer; rename it or move it to tests/data.json",
+                "warning",
+            )
+
+
+def _instruction(case: Case, step: Step) -> None:
+    answer = case.oracle.final_text.strip()
+    if len(answer) >= MIN_ANSWER_CHARS and _contains(case.spec.instruction, answer):
+        severity = "error" if re.search(r"\d", answer) or len(answer) > 12 else "warning"
+        step.add("answer-in-instruction", "instruction.md", f"says the answer {answer[:60]!r}",
+                 severity)  # fmt: skip
+    for tool in case.spec.tools:
+        if len(answer) >= MIN_ANSWER_CHARS and _contains(tool.description, answer):
+            step.add(
+                "answer-in-instruction", f"tool {tool.name}", "its description says the answer"
+            )
+
+
+def _contains(text: str, answer: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [
+            leaf
+            for key, inner in value.items()
+            for leaf in [(f"{path}.{key}".lstrip("."), inner), *_leaves(inner, f"{path}.{key}")]
+        ]
+    return []

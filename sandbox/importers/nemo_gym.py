@@ -1,0 +1,109 @@
+"""NeMo-Gym JSONL: ``{responses_create_params: {input, tools}, verifier_metadata}``.
+
+The tools of a row are served by a resources server that a row does not bring, and so is its
+verifier; what can be judged from the row itself is imported: an expected answer or expected calls.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sandbox.importers.base import ImportResult, read_jsonl
+from sandbox.importers.recorded import RecordedTask, RecordedTool, task_name, write_recorded
+
+_ANSWER_KEYS = ("expected_answer", "ground_truth", "answer", "expected")
+_CALL_KEYS = ("expected_calls", "expected_tool_calls", "ground_truth", "tool_calls")
+
+
+def import_nemo_gym(source: Path, dest: Path, limit: int) -> ImportResult:
+    """One task a row; TaskError when the file cannot be read."""
+    result = ImportResult()
+    for number, row in read_jsonl(source):
+        if limit and len(result.tasks) >= limit:
+            break
+        task = _task(source.stem, number, row)
+        if isinstance(task, str):
+            result.skipped.append(f"{source.name}:{number}: {task}")
+        else:
+            result.tasks.append(write_recorded(task, dest))
+    return result
+
+
+def _task(stem: str, number: int, row: dict[str, Any]) -> RecordedTask | str:
+    params = row.get("responses_create_params")
+    metadata = row.get("verifier_metadata")
+    if not isinstance(params, dict) or not isinstance(metadata, dict):
+        return "no responses_create_params or verifier_metadata"
+    downgrades = ["verifier: the resources server's /verify is replaced by a comparison"]
+    answer = next((metadata[key] for key in _ANSWER_KEYS
+                   if isinstance(metadata.get(key), str | int | float)), None)  # fmt: skip
+    listed = next((metadata[key] for key in _CALL_KEYS
+                   if isinstance(metadata.get(key), list)), [])  # fmt: skip
+    calls = [call for call in map(_call, listed) if call is not None]
+    if answer is None and not calls:
+        return (
+            f"verifier_metadata has keys {sorted(metadata)}; only an expected answer "
+            f"({', '.join(_ANSWER_KEYS)}) or expected calls can be judged without its server"
+        )
+    tools = [
+        RecordedTool(
+            name=tool["name"],
+            description=tool.get("description") or "",
+            schema=tool.get("parameters") or {"type": "object"},
+        )
+        for tool in params.get("tools") or []
+        if isinstance(tool, dict) and tool.get("type", "function") == "function"
+    ]
+    if not tools:
+        tools = [RecordedTool("note", "Write a note to yourself.", _NOTE)]
+        downgrades.append("the row has no tools: a notebook stands in")
+    for key in sorted(set(params) - {"input", "tools"}):
+        downgrades.append(f"responses_create_params.{key} is a matter of the run")
+    return RecordedTask(
+        name=task_name("nemo-gym", str(row.get("id", f"{stem}-{number}"))),
+        task_type=str(metadata.get("category") or stem),
+        source="nemo-gym",
+        instruction=_instruction(params.get("input")),
+        tools=tools,
+        calls=[
+            {"name": call["name"],
+             "arguments": {key: [value] for key, value in call["arguments"].items()}}
+            for call in calls
+        ],
+        exact=bool(calls),
+        answer=None if answer is None else str(answer),
+        script=calls,
+        final_text="done" if answer is None else str(answer),
+        downgrades=downgrades,
+    )  # fmt: skip
+
+
+_NOTE = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
+def _instruction(given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    texts = []
+    for message in given or []:
+        content = message.get("content", "")
+        if isinstance(content, list):
+            content = "\n".join(str(part.get("text", "")) for part in content)
+        texts.append(str(content))
+    return "\n\n".join(text for text in texts if text)
+
+
+def _call(entry: Any) -> dict[str, Any] | None:
+    """{name, arguments} of an OpenAI-like call."""
+    if not isinstance(entry, dict):
+        return None
+    inner = entry.get("function", entry)
+    name, arguments = inner.get("name"), inner.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    return {"name": name, "arguments": arguments} if isinstance(name, str) else None

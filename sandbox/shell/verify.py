@@ -1,0 +1,169 @@
+"""Verifier of a plain Harbor task: tests/test.sh over the collected artifacts, in a box of its own.
+
+Shipped to the box as text; standard library only. The reward is read from logs/verifier, first
+reward.json and then reward.txt, as Harbor 0.26 does (facts/sandboxes.md 1.1).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def verify(final_text: str, end_state: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """``data``: roots, tests {path: {base64, mode}}, env, cwd, timeout_s. A missing or unreadable
+    reward gives an answer without ``correctness``: the verifier failed, not the policy."""
+    if end_state.get("too_large"):
+        return {"correctness": 0.0, "reasons": ["the artifacts are larger than the limit"]}
+    base = Path(tempfile.mkdtemp(prefix="verify-"))
+    try:
+        return _verify(base, final_text, end_state["files"], data)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _verify(
+    base: Path, final_text: str, files: dict[str, Any], data: dict[str, Any]
+) -> dict[str, Any]:
+    for root in data["roots"]:
+        (base / root).mkdir(exist_ok=True)
+    rewards = base / "logs" / "verifier"
+    rewards.mkdir(parents=True)
+    for path, entry in files.items():
+        if not path.startswith(("/tests/", "/logs/verifier")):
+            _place(base, path, entry, data["roots"])
+    agent = base / "logs" / "agent"
+    agent.mkdir(parents=True, exist_ok=True)
+    (agent / "answer.txt").write_text(final_text, encoding="utf-8", errors="replace")
+    for path, entry in data["tests"].items():
+        _put(base / "tests" / path, _content(base, entry, data["roots"]), entry["mode"])
+    code, output = _run(base, data)
+    reward = _reward(rewards)
+    if isinstance(reward, str):
+        return {"error": f"{reward}; test.sh: {code}; {output[-300:]}"}
+    return {"correctness": reward, "reasons": [output[-300:]] if output else []}
+
+
+_SKIPPED = '#!/bin/sh\necho "skipped: $(basename "$0") needs a network"\nexit 0\n'
+_PYTEST = '#!/bin/sh\nexec python3 -I "{runner}" "$@"\n'
+_UVX = """#!/bin/sh
+while [ $# -gt 0 ] && [ "$1" != pytest ]; do shift; done
+[ $# -eq 0 ] && exit 0
+shift
+exec python3 -I "{runner}" "$@"
+"""
+
+
+def _stand_ins(base: Path, runner: str) -> Path:
+    """Commands that tests call to install pytest and to run it (sandbox.shell.runner)."""
+    folder = base / "stand-ins"
+    folder.mkdir()
+    (folder / "runner.py").write_text(runner)
+    texts: dict[str, str] = dict.fromkeys(
+        ("apt-get", "apt", "apk", "curl", "wget", "pip", "pip3"), _SKIPPED
+    )
+    texts["pytest"] = _PYTEST.format(runner=folder / "runner.py")
+    texts["uvx"] = texts["uv"] = _UVX.format(runner=folder / "runner.py")
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    profile = base / ".local" / "bin" / "env"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("")
+    return folder
+
+
+def _run(base: Path, data: dict[str, Any]) -> tuple[str, str]:
+    """(how test.sh ended, its output)"""
+    stand_ins = f"{_stand_ins(base, data['runner'])}:" if data.get("runner") else ""
+    environment = {
+        "PATH": f"{stand_ins}/usr/bin:/bin",
+        "HOME": str(base),
+        "LANG": "C.UTF-8",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONSAFEPATH": "1",
+        **data["env"],
+    }
+    cwd = base / data["cwd"].lstrip("/")
+    cwd.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        ["/bin/bash", str(base / "tests" / "test.sh")],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=data["timeout_s"])
+        ending = f"exit status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        ending = "stopped at the time limit"
+    return ending, output.decode("utf-8", "replace").strip()
+
+
+def _reward(folder: Path) -> float | str:
+    """The number, or why there is none."""
+    for name in ("reward.json", "reward.txt"):
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            value = json.loads(text) if name.endswith("json") else float(text)
+        except ValueError:
+            return f"{name} holds {text[:60]!r}, expected a number"
+        if isinstance(value, dict):
+            numbers = list(value.values())
+            if "reward" in value:
+                value = value["reward"]
+            elif len(numbers) == 1:
+                value = numbers[0]
+            else:
+                return f"{name} has keys {sorted(value)}; expected 'reward' or a single one"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{name} holds {text[:60]!r}, expected a number"
+        if not math.isfinite(value):
+            return f"{name} holds {text[:60]!r}, expected a finite number"
+        return float(value)
+    return "no reward.json or reward.txt in /logs/verifier"
+
+
+def _place(base: Path, path: str, entry: dict[str, Any], roots: list[str]) -> None:
+    """An artifact, at its own place; the box may lie about paths, so they are checked again."""
+    parts = path.lstrip("/").split("/")
+    if parts[0] in roots and ".." not in parts and "" not in parts:
+        _put(base.joinpath(*parts), _content(base, entry, roots), entry["mode"])
+
+
+def _content(base: Path, entry: dict[str, Any], roots: list[str]) -> bytes:
+    """Bytes of a file; a text has its folders named as they are here."""
+    content = base64.b64decode(entry["base64"])
+    with contextlib.suppress(UnicodeDecodeError):  # a binary file names no folders
+        return _translate(content.decode(), roots, str(base)).encode()
+    return content
+
+
+def _put(path: Path, content: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod((mode | 0o400) & 0o777)
+
+
+def _translate(text: str, roots: list[str], base: str) -> str:
+    names = "|".join(re.escape(root) for root in roots)
+    return re.sub(rf"(?<![\w./:~-])/({names})(?![\w-])", rf"{base}/\1", text)

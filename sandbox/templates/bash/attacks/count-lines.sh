@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "{\"ERROR\": $(cat /app/logs-in/*.log | grep -c ERROR)}" > /app/report.json

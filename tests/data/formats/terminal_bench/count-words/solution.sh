@@ -1,0 +1,2 @@
+#!/bin/bash
+wc -w < /app/data/text.txt | tr -d " " > /app/count.txt

@@ -1,0 +1,270 @@
+"""Task folders with one flaw each: the example of `parl task new`, broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.templates.new import write_task
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """``rule``: the name it must be found by. ``static``: seen without running anything."""
+
+    name: str
+    rule: str
+    family: str
+    plant: Callable[[Path], object]
+    static: bool = True
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text, f"{path} has no {old!r}"
+    path.write_text(text.replace(old, new))
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
+
+
+def verifier(body: str) -> Callable[[Path], None]:
+    """Replace tests/verify.py."""
+
+    def plant(folder: Path) -> None:
+        text = "def verify(final_text, end_state, data):\n" + body
+        (folder / "tests" / "verify.py").write_text(text)
+
+    return plant
+
+
+def test_script(text: str) -> Callable[[Path], None]:
+    def plant(folder: Path) -> None:
+        (folder / "tests" / "test.sh").write_text("#!/bin/bash\n" + text)
+
+    return plant
+
+
+def dockerfile(line: str) -> Callable[[Path], None]:
+    return lambda folder: append(folder / "environment" / "Dockerfile", line + "\n")
+
+
+def manifest(old: str, new: str) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "task.toml", old, new)
+
+
+def unpin(folder: Path) -> None:
+    path = folder / "environment" / "Dockerfile"
+    path.write_text(path.read_text().split("@sha256")[0] + "\nWORKDIR /app\n")
+
+
+def copy_solution(folder: Path) -> None:
+    shutil.copy(folder / "solution" / "calls.jsonl", folder / "environment" / "notes.txt")
+
+
+def readable_oracle(folder: Path) -> None:
+    """Under a harmless name and only in part, but in the box."""
+    (folder / "environment" / "files").mkdir()
+    text = (folder / "tests" / "verify.py").read_text()
+    (folder / "environment" / "files" / "handbook.md").write_text("Read me.\n" + text)
+    edit(
+        folder / "tools" / "tools.py",
+        "    _save(data)",
+        '    (workdir() / "handbook.md").write_text(data.pop("files")["handbook.md"])\n'
+        "    _save(data)",
+    )
+
+
+def answer_in_data(folder: Path) -> None:
+    path = folder / "environment" / "data.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "expected": {"answer": "3"}}))
+
+
+def link_out(folder: Path) -> None:
+    (folder / "environment" / "extra.txt").symlink_to("/etc/hostname")
+
+
+def writable_tests(folder: Path) -> None:
+    (folder / "tests" / "verify.py").chmod(0o666)
+
+
+def compose(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "environment" / "docker-compose.yaml").write_text(text)
+
+
+def random_world(folder: Path) -> None:
+    tools = folder / "tools" / "tools.py"
+    edit(tools, "import json\n", "import json\nimport time\n")
+    edit(tools, '    return "\\n".join(', '    return str(time.time_ns()) + "\\n".join(')
+
+
+def replay_without_cassette(folder: Path) -> None:
+    append(
+        folder / "task.toml",
+        '\n[metadata.parl.proxy.upstreams.prices]\nkind = "python"\nmode = "replay"\n'
+        'source = "tools/tools.py"\ncassette = "cassettes/prices.jsonl"\n',
+    )
+
+
+def replay_with_a_gap(folder: Path) -> None:
+    replay_without_cassette(folder)
+    (folder / "cassettes").mkdir()
+    record = {"kind": "call", "request": {"python": "list_items", "arguments": {}}}
+    (folder / "cassettes" / "prices.jsonl").write_text(json.dumps(record) + "\n")
+
+
+def passing_attack(folder: Path) -> None:
+    shutil.copy(folder / "solution" / "calls.jsonl", folder / "attacks" / "other-way.jsonl")
+
+
+def no_solution(folder: Path) -> None:
+    (folder / "solution" / "calls.jsonl").unlink()
+
+
+def follow_links(folder: Path) -> None:
+    edit(
+        folder / "tools" / "tools.py",
+        "def end_state() -> dict[str, Any]:\n",
+        "def end_state() -> dict[str, Any]:\n"
+        '    note = workdir() / "output.txt"\n'
+        '    return {**_load(), "note": note.read_text() if note.exists() else ""}\n\n\n'
+        "def _unused() -> dict[str, Any]:\n",
+    )
+
+
+def reward_from_workdir(folder: Path) -> None:
+    """end_state hands over a file that the agent's side writes; the verifier believes it."""
+    edit(
+        folder / "tools" / "tools.py",
+        "def end_state() -> dict[str, Any]:\n",
+        "def end_state() -> dict[str, Any]:\n"
+        '    note = workdir() / "status.json"\n'
+        "    return json.loads(note.read_text()) if note.exists() else {}\n\n\n"
+        "def _unused() -> dict[str, Any]:\n",
+    )
+    verifier(
+        "    value = dict(end_state)\n"
+        "    good = any(value.get(key) is True for key in ('passed', 'x'))\n"
+        "    return {'correctness': float(good), 'reasons': []}\n"
+    )(folder)
+
+
+OK = "    return {'correctness': 1.0, 'reasons': []}\n"
+RIGHT = "    right = end_state['items'] == data['items']\n"
+FLAWS = [
+    # -- what the agent's image and files give away
+    Flaw("unpinned image", "unpinned-image", "python", unpin),
+    Flaw("tests in the image", "tests-in-image", "python", dockerfile("COPY tests/ /app/tests/")),
+    Flaw("oracle in the image", "oracle-in-image", "python",
+         dockerfile("COPY solution/solve.py /app/")),
+    Flaw("context above environment", "leaky-image", "python", dockerfile("COPY ../ /app/")),
+    Flaw("copy of the solution", "oracle-in-image", "python", copy_solution),
+    Flaw("history in the image", "git-history", "python",
+         dockerfile("RUN git clone https://example.org/x.git /app/x")),
+    Flaw("tests mounted", "tests-in-image", "bash",
+         compose("services:\n  main:\n    build: .\n    volumes: ['../tests:/tests']\n")),
+    Flaw("privileged", "privileged-container", "bash",
+         compose("services:\n  main:\n    build: .\n    privileged: true\n")),
+    Flaw("answer in tools.py", "oracle-in-agent-files", "python",
+         lambda folder: append(folder / "tools" / "tools.py", "\n\nEXPECTED_ANSWER = '3'\n")),
+    Flaw("verifier readable in the box", "oracle-readable", "python", readable_oracle, False),
+    Flaw("answer in the agent's data", "answer-readable", "python", answer_in_data, False),
+    Flaw("answer in the instruction", "passing-echo", "python", verifier(
+        "    return {'correctness': float('digits only' in final_text), 'reasons': []}\n"), False),
+    # -- secrets and pins
+    Flaw("secret in tools.py", "secret-literal", "python",
+         lambda folder: append(folder / "tools" / "tools.py",
+                               '\n\nAPI_KEY = "9f8e7d6c5b4a39281706"\n')),
+    Flaw("secret in the environment", "secret-literal", "python",
+         manifest('workdir = "/app"', 'workdir = "/app"\nenv = { SHOP_TOKEN = "t0k3n-0815" }')),
+    Flaw("secret in a header", "secret-literal", "mcp",
+         manifest('name = "calendar"', 'name = "calendar"\n'
+                  'headers = { Authorization = "Bearer abcdefghijklmnop" }')),
+    Flaw("unpinned dependency", "unpinned-dependency", "python",
+         dockerfile("RUN pip install requests")),
+    # -- the verifier
+    Flaw("constant verifier", "constant-verifier", "python", verifier(OK)),
+    Flaw("passing nop", "passing-nop", "python", verifier(
+        "    return {'correctness': float(final_text.strip() in ('', '3')), 'reasons': []}\n"),
+        False),
+    Flaw("low threshold", "threshold-too-low", "python",
+         manifest("pass_threshold = 1.0", "pass_threshold = 0.0")),
+    Flaw("flaky by luck", "nondeterministic-verifier", "python", verifier(
+        "    import random\n" + RIGHT +
+        "    return {'correctness': float(right and random.random() < 0.8), 'reasons': []}\n")),
+    Flaw("flaky, hidden", "nondeterministic-verifier", "python", verifier(
+        "    import os\n" + RIGHT +
+        "    return {'correctness': float(right and id(object()) % 64 != 0), 'reasons': []}\n"
+        .replace("id(object()) % 64 != 0", "os.getpid() % 2 == 0")), False),
+    Flaw("depends on the day", "nondeterministic-verifier", "python", verifier(
+        "    import datetime as d\n" + RIGHT +
+        "    now = getattr(d.datetime, 'now')()\n"
+        "    return {'correctness': float(right and now.year < 2027), 'reasons': []}\n"), False),
+    Flaw("depends on the hash seed", "nondeterministic-verifier", "python", verifier(
+        RIGHT + "    first = list({'a', 'b', 'c', 'd', 'e'})[0]\n"
+        "    return {'correctness': float(right and first in 'abc'), 'reasons': []}\n"), False),
+    Flaw("depends on the cpus", "nondeterministic-verifier", "python", verifier(
+        "    import os\n" + RIGHT +
+        "    return {'correctness': float(right and os.cpu_count() > 1), 'reasons': []}\n"),
+        False),
+    Flaw("verifier asks the network", "verifier-network", "python", verifier(
+        "    import urllib.request\n" + RIGHT +
+        "    return {'correctness': float(right), 'reasons': []}\n")),
+    Flaw("test.sh downloads", "verifier-network", "bash",
+         test_script("pip install pytest==8.4.1\npytest /tests/judge.py\n")),
+    Flaw("believes the end state", "verifier-trusts-agent", "python", verifier(
+        "    return {'correctness': float(end_state.get('passed') is True), 'reasons': []}\n")),
+    Flaw("believes a file", "verifier-trusts-agent", "python", reward_from_workdir, False),
+    Flaw("copies the reward", "verifier-trusts-agent", "bash",
+         test_script("cp /app/reward.txt /logs/verifier/reward.txt\n")),
+    Flaw("runs the agent's tests", "mutable-tests", "bash",
+         test_script("bash /app/run_tests.sh\n")),
+    Flaw("collects the agent's tests", "mutable-tests", "bash",
+         test_script("cd /app && python3 -m pytest && echo 1 > /logs/verifier/reward.txt\n")),
+    Flaw("tests anybody can write", "mutable-tests", "python", writable_tests),
+    Flaw("tests as artifacts", "mutable-tests", "bash",
+         manifest('["/app/report.json"]', '["/app/report.json", "/tests"]')),
+    Flaw("shared verifier", "shared-verifier", "python",
+         manifest('environment_mode = "separate"', 'environment_mode = "shared"')),
+    Flaw("evaluates the answer", "verifier-executes-agent-text", "python", verifier(
+        "    return {'correctness': float(eval(final_text) == 3), 'reasons': []}\n")),
+    Flaw("accepts a list of everything", "answer-spray", "python", verifier(
+        "    return {'correctness': float('3' in final_text.split()), 'reasons': []}\n"), False),
+    Flaw("crashes without an answer", "verifier-error", "python", verifier(
+        RIGHT + "    return {'correctness': float(right and int(final_text) == 3),\n"
+        "            'reasons': [str(int(final_text))]}\n"), False),
+    Flaw("follows links", "follows-links", "python", follow_links, False),
+    # -- the task itself
+    Flaw("public network", "agent-network", "python",
+         manifest('network_mode = "no-network"\nworkdir', 'network_mode = "public"\nworkdir')),
+    Flaw("unknown key", "invalid-task", "python",
+         manifest("pass_threshold = 1.0", "pass_treshold = 1.0"), False),
+    Flaw("no solution", "no-solution", "python", no_solution, False),
+    Flaw("wrong solution", "oracle-fails", "python",
+         lambda folder: edit(folder / "solution" / "calls.jsonl", "2820", "2821"), False),
+    Flaw("attack that pays", "attack-passes", "python", passing_attack, False),
+    Flaw("world by luck", "nondeterministic-world", "python", random_world, False),
+    Flaw("setup fails", "setup-fails", "python",
+         lambda folder: edit(folder / "tools" / "tools.py", "    _save(data)",
+                             "    _save(data['missing'])"), False),
+    Flaw("missing cassette", "missing-cassette", "python", replay_without_cassette, False),
+    Flaw("cassette with a gap", "incomplete-cassette", "python", replay_with_a_gap, False),
+    Flaw("link out of the task", "linked-file", "python", link_out),
+    Flaw("empty instruction", "empty-instruction", "python",
+         lambda folder: (folder / "instruction.md").write_text("\n")),
+    Flaw("min_tokens too high", "min-tokens-too-high", "python",
+         manifest("min_tokens = 60", "min_tokens = 6000"), False),
+    Flaw("too few turns", "oracle-over-budget", "python",
+         manifest("max_turns = 12", "max_turns = 2"), False),
+]  # fmt: skip
+
+
+def plant(flaw: Flaw, parent: Path) -> Path:
+    """A fresh example with the flaw in it."""
+    folder = write_task(parent / "planted", "acme/planted", flaw.family)
+    flaw.plant(folder)
+    return folder
