@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = "parl-sandbox-base"
 WORKDIR = "/box"
+_LABEL = "parl.files"
 COMMANDS = (
     "sh", "bash", "awk", "base64", "basename", "cat", "chmod", "cmp", "cp", "cut", "date", "dd",
     "df", "diff", "dirname", "du", "echo", "env", "expr", "false", "find", "grep", "gzip", "head",
@@ -50,20 +51,33 @@ def ensure_image(client: DockerClient) -> str:
     """
     from docker.errors import APIError, ImageNotFound
 
+    label = f"{_LABEL}={_listing()}"
+    # reading every file again at every start would cost a second; sizes and times tell as much
+    for image in client.images.list(name=REPOSITORY, filters={"label": label}):
+        if image.tags:
+            return image.tags[0]
     reference = base_reference()
+    repository, _, tag = reference.partition(":")
     try:
+        answer = client.api.import_image_from_data(
+            rootfs(), repository=repository, tag=tag, changes=[f"LABEL {label}"]
+        )
         client.images.get(reference)
-    except ImageNotFound:
-        repository, _, tag = reference.partition(":")
-        try:
-            answer = client.api.import_image_from_data(rootfs(), repository=repository, tag=tag)
-            client.images.get(reference)
-        except (APIError, ImageNotFound) as error:
-            raise BackendUnavailable(
-                f"docker: importing the base image {reference} failed: {error}"
-            ) from error
-        assert "error" not in json.loads(answer.strip().splitlines()[-1]), answer
+    except (APIError, ImageNotFound) as error:
+        raise BackendUnavailable(
+            f"docker: importing the base image {reference} failed: {error}"
+        ) from error
+    assert "error" not in json.loads(answer.strip().splitlines()[-1]), answer
     return reference
+
+
+def _listing() -> str:
+    """Hash of what the image would be made of: names, sizes and times."""
+    lines = [json.dumps([_PASSWD.decode(), sorted(_links().items())])]
+    for name, path in sorted(_files().items()):
+        state = path.stat()
+        lines.append(json.dumps([name, str(path), state.st_size, state.st_mtime_ns]))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 @functools.cache

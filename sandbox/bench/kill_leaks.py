@@ -75,7 +75,7 @@ def _containers(names: list[str]) -> Iterator[str]:
 
 
 def kill_once(
-    level: Level, victim: str, after_s: float, directory: Path
+    level: Level, victim: str, early: bool, after_s: float, directory: Path
 ) -> tuple[Left, int, float]:
     """One round: (what is left, boxes that existed at the kill, seconds until nothing was)."""
     url = f"sqlite:///{directory}/ledger.db"
@@ -85,6 +85,9 @@ def kill_once(
     assert driver.stdout is not None
     try:
         pids = json.loads(driver.stdout.readline())
+        ledger = open_ledger(url)
+        if not early:
+            _both_own_boxes(LeaseBook(ledger))
         time.sleep(after_s)
         worker = kill_victim.Handle(pids["worker"])
         if victim in ("worker", "both"):
@@ -92,7 +95,6 @@ def kill_once(
         if victim in ("driver", "both"):
             driver.kill()
         begin = time.monotonic()
-        ledger = open_ledger(url)
         left, count = _wait(LeaseBook(ledger), begin)
         gone_s = time.monotonic() - begin
         ledger.close()
@@ -101,6 +103,17 @@ def kill_once(
         driver.wait()
         driver.stdout.close()
     return left, count, gone_s
+
+
+def _both_own_boxes(book: LeaseBook) -> None:
+    """Wait until driver and worker have a box each."""
+    deadline = time.monotonic() + _STARTED_S
+    while time.monotonic() < deadline:
+        # a far moment: every lease counts as expired then
+        rows = book.expired(now=time.time() + 1e6)
+        if len({row.owner for row in rows if row.kind == LEASE_KIND}) > 1:
+            return
+        time.sleep(0.05)
 
 
 def _wait(book: LeaseBook, begin: float) -> tuple[Left, int]:
@@ -139,14 +152,16 @@ def run(times: int, levels: list[Level], seed: int, until_s: float) -> int:
     bad, slowest, boxes = 0, 0.0, 0
     for number in range(times):
         level, victim = levels[number % len(levels)], draw.choice(VICTIMS)
+        early = draw.random() < 0.25  # while they still start
         after_s = draw.uniform(0.0, until_s)
         with tempfile.TemporaryDirectory(prefix="parl-kill-") as directory:
-            left, count, gone_s = kill_once(level, victim, after_s, Path(directory))
+            left, count, gone_s = kill_once(level, victim, early, after_s, Path(directory))
         bad += any(left.counts.values())
         slowest, boxes = max(slowest, gone_s), boxes + count
         counts = ", ".join(f"{value} {name}" for name, value in left.counts.items())
         sys.stdout.write(
-            f"{number + 1:3} level {level.value:6} {victim:6} after {after_s:4.1f} s, "
+            f"{number + 1:3} level {level.value:6} {victim:6} "
+            f"{'early' if early else 'busy '} {after_s:4.1f} s, "
             f"{count} boxes: {counts} left ({gone_s:.1f} s)\n"
         )
         sys.stdout.flush()
@@ -163,7 +178,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--levels", nargs="+", default=["A", "docker"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--until-s", type=float, default=12.0, help="latest moment of a kill")
+    parser.add_argument("--until-s", type=float, default=5.0, help="latest moment of a kill")
     options = parser.parse_args()
     levels = usable(options.levels)
     if not levels:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 from infra.db.engine import open_ledger
 from infra.leases import LeaseBook
@@ -58,7 +59,8 @@ class Handle:
 
 async def play(level: str, url: str, seed: int) -> None:
     """Episodes for ever, until somebody kills this process."""
-    book = LeaseBook(open_ledger(url))
+    # mapped columns do not read as plain properties to a type checker
+    book: Any = LeaseBook(open_ledger(url))
     bundle = ToolBundle("kill-leaks", TOOLS, "def verify(final_text, end_state, data): return {}")
     config = SandboxConfig().model_copy(update={"level": level})
     pool = SandboxPool(bundle, size=POOL_SIZE, leases=book, config=config)

@@ -85,3 +85,69 @@ def test_no_cgroups_is_a_reason(tmp_path: Path):
     (tmp_path / "cgroup").write_text("")
     with pytest.raises(BackendUnavailable, match="no cgroup file system"):
         cgroup.find_parents(tmp_path)
+
+
+def limits_v2(root: Path, **values: str) -> tuple[Path, ...]:
+    """A v2 cgroup with these limit files."""
+    files = {"memory.max": "134217728", "memory.swap.max": "0", "pids.max": "20",
+             "cpu.max": "50000 100000"} | values  # fmt: skip
+    for name, value in files.items():
+        (root / name).write_text(value + "\n")
+    return (root,)
+
+
+def test_limits_are_read_back_v2(tmp_path: Path):
+    """The values that were written; an unlimited one is an error."""
+    assert cgroup.read_limits(limits_v2(tmp_path), 2) == LIMITS
+    with pytest.raises(BackendUnavailable, match="processes=max"):
+        cgroup.read_limits(limits_v2(tmp_path, **{"pids.max": "max"}), 2)
+
+
+def test_limits_are_read_back_v1(tmp_path: Path):
+    """From one directory per controller; no quota is -1."""
+    directories = tuple(tmp_path / name for name in cgroup.CONTROLLERS)
+    values = {
+        "memory": {"memory.limit_in_bytes": 1 << 27, "memory.memsw.limit_in_bytes": 1 << 27},
+        "pids": {"pids.max": 20},
+        "cpu": {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": 50_000},
+    }
+    for directory in directories:
+        directory.mkdir()
+        for name, value in values[directory.name].items():
+            (directory / name).write_text(f"{value}\n")
+    assert cgroup.read_limits(directories, 1) == LIMITS
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    with pytest.raises(BackendUnavailable, match="cpu=-1"):
+        cgroup.read_limits(directories, 1)
+    (tmp_path / "pids" / "pids.max").unlink()
+    with pytest.raises(BackendUnavailable, match=r"has no pids\.max"):
+        cgroup.read_limits(directories, 1)
+
+
+def test_swap_that_is_not_accounted_is_a_hole_only_where_there_is_swap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A memory limit with free swap behind it limits nothing: that is an error, not a warning."""
+    for swap, words in ((False, None), (True, "no such limit file")):
+        monkeypatch.setattr(cgroup, "_has_swap", lambda swap=swap: swap)
+        root = tmp_path / f"swap-{swap}"
+        root.mkdir()
+        limits_v2(root)
+        (root / "memory.swap.max").unlink()
+        if words is None:
+            cgroup._write_limit((root,), "memory.swap.max", 0)
+            assert cgroup.read_limits((root,), 2) == LIMITS
+        else:
+            with pytest.raises(FileNotFoundError, match=words):
+                cgroup._write_limit((root,), "memory.swap.max", 0)
+            with pytest.raises(BackendUnavailable, match=r"memory\.swap\.max"):
+                cgroup.read_limits((root,), 2)
+
+
+def test_both_spellings_of_the_kill_count_are_read(tmp_path: Path):
+    """v1 memory.oom_control, v2 memory.events; no cgroup, no kills."""
+    assert cgroup.oom_kills(()) == 0
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert cgroup.oom_kills((tmp_path,)) == 3
+    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 5\noom_group_kill 0\n")
+    assert cgroup.oom_kills((tmp_path,)) == 5
