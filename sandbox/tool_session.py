@@ -17,7 +17,7 @@ from sandbox.calls.results import UnparsedResult, read_result
 from sandbox.calls.table import ToolTable
 from sandbox.calls.types import ILLEGAL_CODES, CallError, DecodedCall
 from sandbox.errors import SandboxError
-from sandbox.loops import LoopAction, LoopDetector, LoopVerdict, is_infra_error
+from sandbox.loops import LoopAction, LoopDetector, is_infra_error
 from sandbox.session import Observation, RawCall, SessionState, Stop, Verdict
 from sandbox.task import TaskSpec
 from sandbox.toolkit import clip
@@ -252,12 +252,8 @@ class ToolSession:
             loop_span=verdict.span,
         )
         if verdict.action is LoopAction.STOP:
-            return self._stopped(observation, _stop_of(verdict))
+            return self._stopped(observation, Stop.INFRA_ERROR if verdict.infra else Stop.LOOP)
         return observation
-
-
-def _stop_of(verdict: LoopVerdict) -> Stop:
-    return Stop.INFRA_ERROR if verdict.infra else Stop.LOOP
 
 
 def _answer(tool: str, reply: Reply, timeout_s: float) -> tuple[str, str | None]:

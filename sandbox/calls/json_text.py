@@ -76,6 +76,8 @@ def read_json(text: str, *, repair: bool, truncated: bool = False) -> JsonText |
         for _ in range(MAX_ENCODINGS):
             if not (repair and isinstance(read.value, str)):
                 break
+            if read.value.strip(_SPACE)[:1] not in ("{", "[", '"'):
+                break  # plain words, not a value in disguise
             inner = _read(read.value, repair, False)
             tags = dict.fromkeys((*read.repairs, *inner.repairs, "json:double_encoded"))
             read = JsonText(inner.value, tuple(tags), inner.whole_floats)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sandbox.calls.arguments import undo_misfits
 from sandbox.calls.fit import fit
-from sandbox.calls.json_text import JsonProblem, read_json
+from sandbox.calls.json_text import JsonProblem, JsonText, read_json
 from sandbox.calls.policy import KeyTier
 from sandbox.calls.schema import CompiledSchema
 from sandbox.calls.types import RESULT_TAG
@@ -49,22 +49,21 @@ def read_result(
     """``text`` as JSON that satisfies ``schema``. A schema of a bare string takes any text."""
     if schema.schema.get("type") == "string" and schema.is_valid(text):
         return ReadResult(text)
-    read = read_json(text, repair=True)
+    exact = read_json(text, repair=False)
+    if isinstance(exact, JsonText) and schema.is_closed_valid(exact.value):
+        return ReadResult(exact.value)
+    read = exact
+    if not (isinstance(exact, JsonText) and schema.is_valid(exact.value)):
+        read = read_json(text, repair=True)
     if isinstance(read, JsonProblem):
         return UnparsedResult(f"the answer is not JSON that can be read ({read.reason})")
-    if schema.is_valid(read.value) and not _foreign(read.value, schema):
-        return ReadResult(read.value, _tagged(read.repairs))
+    # a valid answer may still spell an optional key otherwise
     fitted = fit(read.value, schema.closed, tier, aliases, words, schema.part_is_valid)
     undo_misfits(fitted, schema)
     line, _ = schema.problems(fitted.value, fitted.odd_keys)
     if line:
         return UnparsedResult(line.replace("arguments:", "the answer:", 1))
     return ReadResult(fitted.value, _tagged((*read.repairs, *fitted.repairs)))
-
-
-def _foreign(value: Any, schema: CompiledSchema) -> bool:
-    """Valid, but perhaps only because a declared key that it spells otherwise is optional."""
-    return not schema.is_closed_valid(value)
 
 
 def _tagged(repairs: tuple[str, ...]) -> tuple[str, ...]:

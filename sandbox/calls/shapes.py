@@ -80,13 +80,7 @@ def types_of(schema: Schema) -> frozenset[str]:
     if isinstance(named, list):
         return frozenset(str(name) for name in named)
     choices = choices_of(schema)
-    if choices is not None:
-        return frozenset(type_name(choice) for choice in choices)
-    if isinstance(schema.get("properties"), dict):
-        return frozenset(("object",))
-    if "items" in schema or "prefixItems" in schema:
-        return frozenset(("array",))
-    return frozenset()
+    return frozenset(type_name(choice) for choice in choices or ())
 
 
 def choices_of(schema: Schema) -> list[Any] | None:

@@ -8,54 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 from sandbox.loops import verdict as limits
-from sandbox.loops.fingerprint import call_key, is_no_information, result_key
+from sandbox.loops.fingerprint import call_key, result_key
 from sandbox.loops.jitter import SAME, jittered_field
+from sandbox.loops.turns import Call, Turn
 from sandbox.loops.verdict import LoopAction, LoopVerdict
 from sandbox.tool_spec import LoopSpec
 
 _NO_SPEC = LoopSpec()
 _SHOWN = 80
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call that ran; ``entry`` = (call, result), equal for the same thing done again."""
-
-    number: int
-    tool: str
-    arguments: dict[str, Any]
-    entry: tuple[str, str]
-    error: str | None
-    result: str
-
-    @property
-    def says_nothing(self) -> bool:
-        return self.error is not None or is_no_information(self.entry[1])
-
-
-@dataclass(slots=True)
-class _Turn:
-    """The calls of one assistant turn; their sorted set is what the detectors compare."""
-
-    turn: int | None
-    time_s: float | None
-    calls: list[_Call]
-    key: tuple[tuple[str, str], ...] = ()
-    jitter: str | None = None
-    """Field in which its only call differs from the only call of the turn before; see D3."""
-
-    def settle(self) -> None:
-        self.key = tuple(sorted({call.entry for call in self.calls}))
-
-    @property
-    def single(self) -> _Call | None:
-        return self.calls[-1] if len(self.key) == 1 else None
-
-    @property
-    def error(self) -> str | None:
-        """The one error all its calls ended in."""
-        errors = {call.error for call in self.calls}
-        return errors.pop() if len(errors) == 1 else None
 
 
 @dataclass(slots=True)
@@ -81,11 +41,11 @@ class LoopDetector:
     tools: Mapping[str, LoopSpec] = field(default_factory=dict)
     warn_at: int = limits.WARN_AT
     stop_at: int = limits.STOP_AT
-    _turns: list[_Turn] = field(default_factory=list)
-    _state: str | None = None
-    _num_calls: int = 0
-    _num_infra: int = 0
-    _warned: set[str] = field(default_factory=set)
+    _turns: list[Turn] = field(default_factory=list, init=False)
+    _state: str | None = field(default=None, init=False)
+    _num_calls: int = field(default=0, init=False)
+    _num_infra: int = field(default=0, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         assert 1 < self.warn_at < self.stop_at, (
@@ -127,7 +87,7 @@ class LoopDetector:
             self._state = state
         spec = self.tools.get(tool, _NO_SPEC)
         said = result if error is None else error
-        call = _Call(
+        call = Call(
             number=self._num_calls,
             tool=tool,
             arguments={k: v for k, v in arguments.items() if k not in spec.ignore_args},
@@ -141,14 +101,14 @@ class LoopDetector:
         self._add(call, turn, time_s)
         return self._judge(call)
 
-    def _add(self, call: _Call, turn: int | None, time_s: float | None) -> None:
+    def _add(self, call: Call, turn: int | None, time_s: float | None) -> None:
         last = self._turns[-1] if self._turns else None
         if last is not None and turn is not None and last.turn == turn:
             last.calls.append(call)
             last.settle()
             last.jitter = None
             return
-        now = _Turn(turn, time_s, [call])
+        now = Turn(turn, time_s, [call])
         now.settle()
         before = None if last is None else last.single
         if (
@@ -160,7 +120,7 @@ class LoopDetector:
             now.jitter = jittered_field(before.arguments, call.arguments)
         self._turns.append(now)
 
-    def _judge(self, call: _Call) -> LoopVerdict | None:
+    def _judge(self, call: Call) -> LoopVerdict | None:
         """A stop wins over a warning; among equals the first detector does."""
         found: list[tuple[LoopAction, _Streak]] = []
         running = set()
@@ -300,7 +260,7 @@ class LoopDetector:
             count = len(recent)
             yield _Streak("stagnation", count, count, count, turns, "brought nothing new")
 
-    def _polls(self, turn: _Turn) -> tuple[float, int] | None:
+    def _polls(self, turn: Turn) -> tuple[float, int] | None:
         """(longest min_interval_s, smallest max) if every call of the turn is a declared poll."""
         polls = [self.tools.get(call.tool, _NO_SPEC).poll for call in turn.calls]
         declared = [poll for poll in polls if poll is not None]
@@ -330,7 +290,7 @@ def _waited(before: float | None, now: float | None, interval_s: float) -> bool:
     return before is not None and now is not None and now - before >= interval_s - 1e-6
 
 
-def _reminder(call: _Call, count: int, advice: str) -> str:
+def _reminder(call: Call, count: int, advice: str) -> str:
     answer = call.result.replace("<|", "<\\|") or "(nothing)"
     return (
         f"reminder: {call.tool} {advice} ({count} times; last result: {answer}); "

@@ -106,6 +106,12 @@ def test_a_string_is_decoded_twice_at_most():
     assert isinstance(found, JsonText) and found.value == "{}"
 
 
+def test_plain_words_are_a_string():
+    """Only what looks like a value is decoded again."""
+    found = read_json('"hello there"', repair=True)
+    assert isinstance(found, JsonText) and (found.value, found.repairs) == ("hello there", ())
+
+
 def test_nothing_is_closed_for_a_writer_that_was_cut_off():
     """``truncated``: where the text stops says nothing about its end."""
     found = read_json('{"a":{"b":1}', repair=True, truncated=True)

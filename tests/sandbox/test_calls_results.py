@@ -50,6 +50,8 @@ def test_what_fits_is_not_touched():
     assert read(answer) == ReadResult(answer)
     assert read("plain words", {"type": "string"}) == ReadResult("plain words")
     assert read([1, 2], {"type": "array"}) == ReadResult([1, 2])
+    assert read('"[1]"', {"type": ["string", "null"]}) == ReadResult("[1]")
+    assert read('{"n": 3.0}', {"properties": {"n": {"type": "integer"}}}) == ReadResult({"n": 3.0})
 
 
 def test_declared_aliases_come_first():
