@@ -1,0 +1,53 @@
+"""The node process: ``python -m sandbox.proxy --config proxy.toml [--set KEY=VALUE ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from infra.config import load_config
+from infra.errors import ParlError
+from sandbox.proxy.config import ProxyConfig
+from sandbox.proxy.server import RunningProxy, serve
+
+
+async def _run(config: ProxyConfig) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[RunningProxy] = loop.create_future()
+    serving = asyncio.ensure_future(serve(config, ready=ready))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if ready.done():
+        found = ready.result()
+        port = "" if found.loopback_port is None else f" 127.0.0.1:{found.loopback_port}"
+        sys.stdout.write(f"ready {found.agent_socket} {found.control_socket}{port}\n")
+        sys.stdout.flush()
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return
+
+
+def main() -> int:
+    """Exit code 0 after SIGTERM or SIGINT, 1 or 2 with one line on stderr otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox.proxy", description=__doc__)
+    parser.add_argument("--config", type=Path, action="append", default=[], help="TOML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--log-level", default="WARNING")
+    options = parser.parse_args()
+    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
+    try:
+        asyncio.run(_run(load_config(ProxyConfig, options.config, options.overrides)))
+    except ParlError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

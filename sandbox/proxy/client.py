@@ -1,0 +1,203 @@
+"""The door for sessions: open an episode at the node's proxy and call its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx2
+
+from sandbox.errors import SandboxLost
+from sandbox.proxy.errors import BadToken, ProxyConfigError, ProxyError
+from sandbox.proxy.proxy import ToolProxy
+from sandbox.proxy.result import ProxyResult
+from sandbox.tool_spec import ToolSpec
+
+
+class ProxyEpisode(Protocol):
+    """What a session sees of the proxy, in the same process or over the control socket."""
+
+    @property
+    def token(self) -> str:
+        """What a sandbox shows at the agent door."""
+        ...
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]: ...
+
+    @property
+    def cassettes(self) -> dict[str, str]:
+        """Upstream -> digest of its cassette when the episode was opened."""
+        ...
+
+    async def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        call_index: int | None = None,
+        repairs: Sequence[str] = (),
+        policy_version: int | None = None,
+    ) -> ProxyResult:
+        """One call; failures are results. SandboxLost when the proxy is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEpisode:
+    """ProxyEpisode over a ToolProxy of this process."""
+
+    proxy: ToolProxy
+    token: str
+    tools: tuple[ToolSpec, ...]
+    cassettes: dict[str, str]
+
+    async def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        call_index: int | None = None,
+        repairs: Sequence[str] = (),
+        policy_version: int | None = None,
+    ) -> ProxyResult:
+        try:
+            return await self.proxy.call(
+                self.token,
+                tool,
+                arguments,
+                call_index=call_index,
+                repairs=repairs,
+                policy_version=policy_version,
+            )
+        except BadToken as error:
+            raise SandboxLost(f"tool proxy: {error}") from None
+
+    async def close(self) -> None:
+        await self.proxy.close_episode(self.token)
+
+
+async def open_local(
+    proxy: ToolProxy,
+    episode: str,
+    world: str,
+    *,
+    policy_version: int | None = None,
+    data: dict[str, Any] | None = None,
+) -> LocalEpisode:
+    """Open an episode at a proxy of this process."""
+    opened = await proxy.open_episode(episode, world, policy_version=policy_version, data=data)
+    return LocalEpisode(
+        proxy, opened.token, proxy.tools(opened.token), opened.world.cassette_digests()
+    )
+
+
+class ProxyClient:
+    """Control door of the node's proxy; one per process, any number of calls at once."""
+
+    def __init__(self, control_socket: Path, timeout_s: float = 300.0) -> None:
+        """``timeout_s`` of one call; longer than the proxy's own deadline."""
+        self._socket = control_socket
+        self._http = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(
+                uds=str(control_socket),
+                trust_env=False,
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+            ),
+            base_url="http://proxy",
+            timeout=httpx2.Timeout(timeout_s, connect=10.0),
+            trust_env=False,
+        )
+
+    async def open_episode(
+        self,
+        episode: str,
+        world: str,
+        *,
+        policy_version: int | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> RemoteEpisode:
+        """A new episode. SandboxLost when no proxy answers, ProxyError when it refuses."""
+        body = {
+            "episode": episode,
+            "world": world,
+            "policy_version": policy_version,
+            "data": data or {},
+        }
+        answer = await self.request("POST", "/v1/episodes", body)
+        tools = tuple(ToolSpec(**tool) for tool in answer["tools"])
+        return RemoteEpisode(self, answer["token"], tools, answer["cassettes"])
+
+    async def add_world(self, name: str, config: dict[str, Any]) -> list[str]:
+        """Names of the tools of a task's world; ``config`` is a WorldConfig as JSON."""
+        answer = await self.request("POST", "/v1/worlds", {"name": name, "config": config})
+        return answer["tools"]
+
+    async def set_kill_switch(self, on: bool) -> None:
+        await self.request("POST", "/v1/kill_switch", {"on": on})
+
+    async def health(self) -> dict[str, Any]:
+        """{"episodes": count, "killed": bool}."""
+        return await self.request("GET", "/healthz")
+
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, token: str = ""
+    ) -> dict[str, Any]:
+        """One exchange with the control door."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            response = await self._http.request(method, path, json=body, headers=headers)
+        except httpx2.TransportError as error:
+            raise SandboxLost(
+                f"the tool proxy at {self._socket} does not answer ({type(error).__name__}); start "
+                "it with python -m sandbox.proxy"
+            ) from None
+        answer = response.json()
+        if response.status_code == 200:
+            return answer
+        message = f"tool proxy: {answer.get('error')}: {answer.get('message')}"
+        if response.status_code in (401, 503):
+            raise SandboxLost(message)
+        kind = ProxyConfigError if answer.get("error") == "ProxyConfigError" else ProxyError
+        raise kind(message)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEpisode:
+    """ProxyEpisode over the control socket."""
+
+    client: ProxyClient
+    token: str
+    tools: tuple[ToolSpec, ...]
+    cassettes: dict[str, str]
+
+    async def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        call_index: int | None = None,
+        repairs: Sequence[str] = (),
+        policy_version: int | None = None,
+    ) -> ProxyResult:
+        body = {
+            "token": self.token,
+            "tool": tool,
+            "arguments": arguments,
+            "call_index": call_index,
+            "repairs": list(repairs),
+            "policy_version": policy_version,
+        }
+        return ProxyResult(**await self.client.request("POST", "/v1/call", body))
+
+    async def close(self) -> None:
+        await self.client.request("DELETE", "/v1/episodes", token=self.token)

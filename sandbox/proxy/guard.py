@@ -1,0 +1,76 @@
+"""Keeper of a child process that must not outlive the proxy; standard library only.
+
+``python -I -S guard.py PARENT_PID COMMAND ARGS...`` runs the command with the standard streams it
+got. When the proxy dies, even by kill -9, the kernel sends this process SIGTERM; it then kills the
+command and everything the command started (it adopts orphans, so a daemon does not get away). It
+does the same when the command ends by itself, and exits with the command's status.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> NoReturn:
+    """Run ``sys.argv[2:]``; exit code 127 when it cannot be executed."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    signal.signal(signal.SIGTERM, lambda *_: _end(143))
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was told
+        os._exit(143)
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(libc, guard, command)
+    for descriptor in (0, 1):  # the proxy must see the command's end of file, not ours
+        os.close(descriptor)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            _end(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _become(libc: ctypes.CDLL, guard: int, command: list[str]) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # in case the guard itself is killed
+    if os.getppid() != guard:
+        os._exit(143)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold its environment
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def _end(code: int) -> NoReturn:
+    """Kill all descendants, those that were orphaned meanwhile too, then exit."""
+    while children := _children():
+        for pid in children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        # one at a time: the children of the one that ended are ours now and not killed yet
+        os.waitpid(-1, 0)
+    os._exit(code)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
+        return [int(pid) for pid in file.read().split()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Upstreams: where a call goes when it leaves the proxy. One file a kind, one protocol (base)."""
