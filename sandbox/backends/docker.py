@@ -150,7 +150,9 @@ class DockerBackend:
         try:
             box = await asyncio.shield(making)
         except asyncio.CancelledError:
-            await (await making).kill()
+            await asyncio.wait({making})
+            if making.exception() is None:
+                await making.result().kill()
             raise
         hello = program.hello(self._config, self.level, WORKDIR)
         await box.greet(hello, self._config.start_timeout_s)
