@@ -11,7 +11,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
@@ -33,21 +33,21 @@ _TOKENS_A_CALL = 6
 
 Call = tuple[str, dict[str, Any]]
 """Tool name and arguments."""
+Accepts = Callable[..., bool]
+"""Whether texts that identify the content all fall on the instance's side of the split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """One instance before it is a TaskSpec.
 
-    ``world`` goes to ``setup`` in the agent's box, ``judge`` only to the verifier. ``identity``:
-    texts of which each must fall on the instance's side of the split. ``rounds`` and ``final_text``
-    are the oracle.
+    ``world`` goes to ``setup`` in the agent's box, ``judge`` only to the verifier. ``rounds`` and
+    ``final_text`` are the oracle.
     """
 
     instruction: str
     world: dict[str, Any]
     judge: dict[str, Any]
-    identity: tuple[str, ...]
     units: dict[str, float]
     rounds: tuple[tuple[Call, ...], ...]
     final_text: str
@@ -84,8 +84,9 @@ class GeneratedFamily(ABC):
         self._templates = {task_type: self._template(task_type) for task_type in self.task_types}
 
     @abstractmethod
-    def draw(self, draws: Draws, task_type: str) -> Drawn:
-        """One instance from ``draws`` alone."""
+    def draw(self, draws: Draws, task_type: str, accepts: Accepts) -> Drawn | None:
+        """One instance from ``draws`` alone, whose identity ``accepts`` takes; None to draw
+        again."""
 
     def extra_tools_source(self) -> str:
         """Text behind tools.py and its parts."""
@@ -135,9 +136,13 @@ class GeneratedFamily(ABC):
         if split not in get_args(Split):
             raise TaskError(f"unknown split {split!r}; expected 'train' or 'heldout'")
         draws = Draws(f"{self.name}|{seed}|{index}|{split}|{task_type}")
+
+        def accepts(*identity: str) -> bool:
+            return all(is_heldout_text(text) == (split == "heldout") for text in identity)
+
         for _ in range(_MAX_DRAWS):
-            drawn = self.draw(draws, task_type)
-            if all(is_heldout_text(text) == (split == "heldout") for text in drawn.identity):
+            drawn = self.draw(draws, task_type, accepts)
+            if drawn is not None:
                 return drawn
         raise TaskError(f"{self.name}: no {split} instance in {_MAX_DRAWS} draws")
 

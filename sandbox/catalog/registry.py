@@ -12,6 +12,8 @@ FAMILIES: dict[str, str] = {
     "excel_growth": "sandbox.catalog.excel_growth.family:ExcelGrowth",
     "lookup_calc": "sandbox.catalog.lookup_calc.family:LookupCalc",
     "contract_search": "sandbox.catalog.contract_search.family:ContractSearch",
+    "python_debug": "sandbox.catalog.python_debug.family:PythonDebug",
+    "ticket_root_cause": "sandbox.catalog.ticket_root_cause.family:TicketRootCause",
     "weather_api": "sandbox.catalog.weather_api.family:WeatherApi",
     "pdf_report": "sandbox.catalog.pdf_report.family:PdfReport",
 }

@@ -13,7 +13,7 @@ import json
 
 from sandbox.catalog.contract_search.contract import WORDS, Contract, Penalty, draw_contract
 from sandbox.catalog.draws import Draws
-from sandbox.catalog.generated import Call, Drawn, GeneratedFamily
+from sandbox.catalog.generated import Accepts, Call, Drawn, GeneratedFamily
 
 SEARCHES = {
     "en": (
@@ -29,7 +29,7 @@ class ContractSearch(GeneratedFamily):
 
     name = "contract_search"
 
-    def draw(self, draws: Draws, task_type: str) -> Drawn:
+    def draw(self, draws: Draws, task_type: str, accepts: Accepts) -> Drawn | None:
         """See ``GeneratedFamily``."""
         words = WORDS[task_type]
         contract = draw_contract(draws, task_type)
@@ -39,6 +39,8 @@ class ContractSearch(GeneratedFamily):
         question = words.QUESTIONS["breach" if one else "payer"].format(
             payer=asked.payer, breach=words.BREACHES[asked.breach][0]
         )
+        if not accepts(f"{fingerprint(contract)}|{question}"):
+            return None
         rounds = _solution(contract, found)
         return Drawn(
             instruction=words.QUESTIONS["frame"].format(question=question),
@@ -50,7 +52,6 @@ class ContractSearch(GeneratedFamily):
                 "clauses": {penalty.number: penalty.amount for penalty in found},
                 "contract_sha256": fingerprint(contract),
             },
-            identity=(f"{fingerprint(contract)}|{question}",),
             units={"calls": float(sum(len(turn) for turn in rounds))},
             rounds=rounds,
             final_text="\n".join(f"{penalty.number} {penalty.amount}" for penalty in found),

@@ -152,8 +152,8 @@ DECOYS = (
 
 QUESTIONS = {
     "payer": "Find every clause in force that makes {payer} pay, credit or lose a fixed sum "
-    "because of a breach or an early exit, whatever the contract calls it. Caps, insurance, deposits, "
-    "ordinary fees and deleted clauses do not count.",
+    "because of a breach or an early exit, whatever the contract calls it. Caps, insurance, "
+    "deposits, ordinary fees and deleted clauses do not count.",
     "breach": "Which clause in force sets the fixed sum that {payer} pays, credits or loses for "
     "{breach}? Deleted clauses do not count.",
     "frame": "The tools search a long contract. {question} Reply with one line a clause: its "

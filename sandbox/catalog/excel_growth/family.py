@@ -20,7 +20,7 @@ from sandbox.catalog.excel_growth.workbook import (
     draw_workbook,
     render_xlsx,
 )
-from sandbox.catalog.generated import Call, Drawn, GeneratedFamily
+from sandbox.catalog.generated import Accepts, Call, Drawn, GeneratedFamily
 
 KINDS = ("quarter", "year", "total", "best", "worst")
 QUESTIONS = {
@@ -63,7 +63,7 @@ class ExcelGrowth(GeneratedFamily):
     packages: ClassVar[tuple[str, ...]] = ("openpyxl", "et_xmlfile")
     parts: ClassVar[tuple[str, ...]] = ("calculator",)
 
-    def draw(self, draws: Draws, task_type: str) -> Drawn:
+    def draw(self, draws: Draws, task_type: str, accepts: Accepts) -> Drawn | None:
         """See ``GeneratedFamily``."""
         workbook = draw_workbook(draws, task_type)
         sheet = draws.choice(workbook.sheets)
@@ -77,7 +77,7 @@ class ExcelGrowth(GeneratedFamily):
             item = growths.index(extreme)
             others = growths[:item] + growths[item + 1 :]
             if min(abs(extreme - other) for other in others) < CLEAR_LEAD:
-                return self.draw(draws, task_type)
+                return None
         if kind == "total":
             expressions = [_total_expression(sheet, now, before)]
             growth = percent(*(sum(v[q] for v in sheet.values) for q in (now, before)))
@@ -86,13 +86,15 @@ class ExcelGrowth(GeneratedFamily):
             expressions = [_expression(sheet.values[row], now, before) for row in rows]
             growth = growths[item]
         if (growth * 100).denominator == 2:
-            return self.draw(draws, task_type)  # half a hundredth: rounding rules differ
+            return None  # half a hundredth: rounding rules differ
         answer = two_decimals(growth)
         name = sheet.items[item] if kind in ("best", "worst") else ""
         words = QUESTIONS[task_type]
         question = words[kind].format(
             measure=sheet.title, name=sheet.items[item], now=workbook.quarter_name(now)
         )
+        if not accepts(f"{workbook}|{sheet.title}|{kind}|{now}|{item}"):
+            return None
         xlsx = render_xlsx(workbook)
         rounds: list[tuple[Call, ...]] = [
             (("list_sheets", {}),),
@@ -109,7 +111,6 @@ class ExcelGrowth(GeneratedFamily):
                 "percent": answer,
                 "workbook_sha256": hashlib.sha256(xlsx).hexdigest(),
             },
-            identity=(f"{workbook}|{sheet.title}|{kind}|{now}|{item}",),
             units={"calls": float(sum(len(turn) for turn in rounds))},
             rounds=tuple(rounds),
             final_text=f"{name} {answer}".strip(),

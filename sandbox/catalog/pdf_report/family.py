@@ -12,7 +12,7 @@ import hashlib
 from typing import ClassVar
 
 from sandbox.catalog.draws import Draws
-from sandbox.catalog.generated import Call, Drawn, GeneratedFamily
+from sandbox.catalog.generated import Accepts, Call, Drawn, GeneratedFamily
 from sandbox.catalog.pdf_report.statement import (
     Month,
     Statement,
@@ -32,7 +32,7 @@ class PdfReport(GeneratedFamily):
     packages: ClassVar[tuple[str, ...]] = ("pypdf",)
     parts: ClassVar[tuple[str, ...]] = ("calculator",)
 
-    def draw(self, draws: Draws, task_type: str) -> Drawn:
+    def draw(self, draws: Draws, task_type: str, accepts: Accepts) -> Drawn | None:
         """See ``GeneratedFamily``."""
         words = WORDS[task_type]
         statement = draw_statement(draws, task_type)
@@ -49,6 +49,8 @@ class PdfReport(GeneratedFamily):
             first=f"{months[0].year}-{months[0].month:02d}",
             last=f"{months[-1].year}-{months[-1].month:02d}",
         )
+        if not accepts(_identity(statement, kind, party, start, count)):
+            return None
         total = sum(terms)
         pdf = render_pdf(statement)
         answer = amount_text(total).replace(",", "")
@@ -61,7 +63,6 @@ class PdfReport(GeneratedFamily):
             instruction=words.frame.format(question=question),
             world={"pdf": base64.b64encode(pdf).decode()},
             judge={"answer": answer, "statement_sha256": hashlib.sha256(pdf).hexdigest()},
-            identity=(_identity(statement, kind, party, start, count),),
             units={"pdf_pages": float(statement.num_pages)},
             rounds=tuple(rounds),
             final_text=answer,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandbox.catalog.draws import Draws
-from sandbox.catalog.generated import Call, Drawn, GeneratedFamily
+from sandbox.catalog.generated import Accepts, Call, Drawn, GeneratedFamily
 
 KINDS = ("warmest", "coldest", "difference", "mean")
 FAULTS = ("429", "503", "500", "slow")
@@ -81,7 +81,7 @@ class WeatherApi(GeneratedFamily):
         source = (self.folder / "service.py").read_text(encoding="utf-8")
         return f"\n\nSERVICE_SOURCE = {source!r}\n"
 
-    def draw(self, draws: Draws, task_type: str) -> Drawn:
+    def draw(self, draws: Draws, task_type: str, accepts: Accepts) -> Drawn | None:
         """See ``GeneratedFamily``."""
         words = QUESTIONS[task_type]
         month, day = draws.between(1, 12), draws.between(3, 25)
@@ -96,7 +96,7 @@ class WeatherApi(GeneratedFamily):
         first, second = draws.sample(ids, 2)
         answer_id, value = _answer(kind, on_date, first, second)
         if value is None:
-            return self.draw(draws, task_type)
+            return None
         name = stations[answer_id]["name"] if answer_id else ""
         read = ids if name else [first, second]
         faults = _draw_faults(draws, read)
@@ -111,6 +111,8 @@ class WeatherApi(GeneratedFamily):
             first=stations[first]["name"],
             second=stations[second]["name"],
         )
+        if not accepts(f"{question}|{sorted(on_date.items())}"):
+            return None
         return Drawn(
             instruction=words["frame"] + question + words["named" if name else "number"],
             world={
@@ -120,7 +122,6 @@ class WeatherApi(GeneratedFamily):
                 "faults": faults,
             },
             judge={"name": name, "celsius": answer},
-            identity=(f"{question}|{sorted(on_date.items())}",),
             units={"calls": float(sum(len(turn) for turn in rounds))},
             rounds=tuple(rounds),
             final_text=f"{name} {answer}".strip(),
