@@ -9,6 +9,7 @@ from sandbox.calls.distance import osa_within
 from sandbox.calls.words import bundled_words, style_form, tokens
 
 MAX_CHARS = 64
+_MIN_TOKEN = 3
 _MIN_SCHEMA_TYPO = 6
 """Shorter words have too many neighbours to suspect the schema of a typo."""
 _DIGITS = re.compile(r"\d+")
@@ -47,6 +48,8 @@ def is_typo(key: str, name: str, words: frozenset[str]) -> bool:
 def _may_differ(given: str, wanted: str, is_last: bool, words: frozenset[str]) -> bool:
     if _plural_of(given, wanted) or _plural_of(wanted, given):
         return not is_last  # the last token's plural may mean a list
+    if min(len(given), len(wanted)) < _MIN_TOKEN:
+        return False  # nothing of a token so short would be left
     if not _is_word(given, words):
         return True
     # a real word close to something that is none: the typo is the schema's
@@ -63,7 +66,8 @@ def _resegmented(
     """Token counts differ: a separator is missing or extra. An extra or missing token is not."""
     extra = Counter(given) - Counter(wanted)
     missing = Counter(wanted) - Counter(given)
-    if not extra or not missing:
+    whole = "".join(wanted)
+    if not extra or not missing or _plural_of(form, whole) or _plural_of(whole, form):
         return False
     return not _is_word(form, words) and not all(_is_word(token, words) for token in extra)
 

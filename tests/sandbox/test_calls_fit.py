@@ -191,6 +191,9 @@ def test_many_unknown_keys_are_not_looked_at():
         ("longtitude", "longitude", True),
         ("longtitude", "latitude", False),
         ("widht", "width", True),
+        ("vs_currency", "to_currency", False),
+        ("subtopic", "sub_topics", False),
+        ("stat", "start", False),
         ("hight", "height", True),
     ],
 )

@@ -36,10 +36,10 @@ def test_registry_lists_and_suggests():
 
 
 def test_importing_the_registry_is_light():
-    """A list of names must not cost pydantic, jsonschema or a family."""
+    """A list of names must not cost pydantic, jsonschema_rs or a family."""
     code = (
         "import sys; import sandbox.catalog.registry as r; r.list_families(); "
-        "sys.exit(bool({'jsonschema', 'numpy', 'torch', 'ray', "
+        "sys.exit(bool({'jsonschema_rs', 'numpy', 'torch', 'ray', "
         "'sandbox.catalog.lookup_calc.family'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]
