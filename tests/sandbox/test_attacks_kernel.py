@@ -279,14 +279,17 @@ def test_no_answer_verifier_or_history_is_in_the_box(level: Level, in_box: RunIn
     """Oracle baked into the image, the future of a git repository, a package that holds the fix:
     no file of the box has a name or text of ours, and nothing can be installed."""
     code = """
-ours = {".git", "task.toml", "lookup_calc", "solution", "reward.txt", "reward.json", "cassettes"}
+ours = {"task.toml", "lookup_calc", "reward.txt", "reward.json", "cassettes"}
+# packages of the system may hold such names of their own
+elsewhere = {".git", "solution"}
 found, num_files = [], 0
 for top in sorted(os.listdir("/")):
     if top in ("proc", "sys", "dev"):
         continue
     for directory, directories, files in os.walk("/" + top):
         num_files += len(files)
-        found += [os.path.join(directory, n) for n in [*directories, *files] if n in ours]
+        wanted = ours if top == "usr" else ours | elsewhere
+        found += [os.path.join(directory, n) for n in [*directories, *files] if n in wanted]
 def install():
     import urllib.request
     try:
