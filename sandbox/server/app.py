@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -32,21 +30,12 @@ _BUSY = "too busy now; try again later"
 
 
 def make_app(service: SandboxService, token: str) -> FastAPI:
-    """The application of one server; ``token`` opens the orchestrator door."""
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        try:
-            await service.start()
-            yield
-        finally:
-            await service.stop()
-
+    """The application of one server; ``token`` opens the orchestrator door. Whoever serves it
+    starts and stops ``service``."""
     app = FastAPI(
         title="PARL sandbox server",
         version="1",
         description="Sessions of tool tasks in isolated boxes.",
-        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from sandbox.errors import SandboxLost
-from sandbox.server.errors import Busy, SessionClosed, TooManyCalls, WrongState
+from sandbox.server.errors import Busy, ServerError, SessionClosed, TooManyCalls, WrongState
 from sandbox.server.memo import Memo
 from sandbox.server.pools import PoolEntry
 from sandbox.server.tokens import digest, new_token
@@ -149,7 +149,7 @@ class LiveSession:
 
     async def _one_by_one(self, work: Callable[[], Awaitable[T]]) -> T:
         if self._ending is not None:
-            raise SessionClosed(f"session {self.id} is closed ({self.closed_because})")
+            raise self._cut()
         task = asyncio.ensure_future(self._in_turn(work))
         self._running.add(task)
         try:
@@ -158,15 +158,19 @@ class LiveSession:
             current = asyncio.current_task()
             if self._ending is None or (current is not None and current.cancelling()):
                 raise
-            raise SessionClosed(
-                f"session {self.id} was closed ({self.closed_because}) while the request ran"
-            ) from None
+            raise self._cut() from None
         except SandboxLost as error:
             self.lost = str(error)
             raise
         finally:
             self._running.discard(task)
             self.touch()
+
+    def _cut(self) -> ServerError:
+        """Why a request got no answer. A server that stops is infrastructure, nobody's fault."""
+        if self.closed_because == "shutdown":
+            return Busy("the server is stopping; this session is over")
+        return SessionClosed(f"session {self.id} was closed ({self.closed_because})")
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import uvicorn
 
@@ -18,6 +18,8 @@ from sandbox.server.errors import PortTaken
 from sandbox.server.service import SandboxService
 
 _BACKLOG = 512
+_IDLE_CONNECTION_S = 75
+"""Longer than clients keep an idle connection, so that none is closed as they use it again."""
 _KEEPALIVE_IDLE_S = 30
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_COUNT = 3
@@ -61,28 +63,44 @@ async def _serve(
             make_app(service, token),
             log_config=None,
             access_log=False,
-            lifespan="on",
+            lifespan="off",
+            timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=max(1, round(config.shutdown_timeout_s)),
             server_header=False,
         ),
         lambda: ready(_url(listener)),
+        service.stop,
     )
     # uvicorn raises the signal again when it is done; an ordered stop is no failure
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-    await server.serve(sockets=[listener])
+    try:
+        await service.start()
+        await server.serve(sockets=[listener])
+    finally:
+        await service.stop()
 
 
 class _Server(uvicorn.Server):
-    """Says when it takes requests."""
+    """Says when it takes requests; ends the running ones when it stops."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        stop: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(config)
         self._ready = ready
+        self._stop = stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # side by side: the calls that run are told so while their connections are still open
+        await asyncio.gather(super().shutdown(sockets), self._stop())
 
 
 def open_port(host: str, port: int) -> socket.socket:

@@ -142,7 +142,7 @@ def test_closing_ends_a_running_call(napping: ServerProcess):
         waiting = [threads.submit(agent.send, body) for _ in range(3)]
         wait_for(lambda: napping.inspect(session_id)["num_waiting"] == 3)
         assert napping.close(session_id).status_code == 200
-        answers = [one.result(timeout=5) for one in waiting]
+        answers = [one.result(timeout=30) for one in waiting]
     assert [answer.status_code for answer in answers] == [404] * 3
     assert {answer.json()["error"] for answer in answers} == {"session_closed"}
     assert agent.task().status_code == 401
@@ -159,7 +159,7 @@ def test_a_lost_box_is_502_and_nobodys_reward(napping: ServerProcess):
         waiting = threads.submit(agent.send, body)
         wait_for(lambda: napping.inspect(session_id)["num_calls"] == 1)
         os.kill(box_pid(napping, "victim"), signal.SIGKILL)
-        answer = waiting.result(timeout=5)
+        answer = waiting.result(timeout=30)
     lost = {"error": "sandbox_lost", "infra": True}
     assert answer.status_code == 502 and lost.items() <= answer.json().items()
     assert answer.json()["message"] == "the infrastructure failed; this episode has no reward"
@@ -180,7 +180,7 @@ def test_too_many_calls_of_one_session_wait(napping: ServerProcess):
         waiting = [threads.submit(agent.send, body) for _ in range(34)]
         wait_for(lambda: sum(one.done() for one in waiting) >= 2)
         napping.close(session_id)
-        codes = sorted(one.result(timeout=10).status_code for one in waiting)
+        codes = sorted(one.result(timeout=30).status_code for one in waiting)
     assert codes == [404] * 32 + [429] * 2
 
 
@@ -203,3 +203,17 @@ def test_a_folder_that_vanishes_is_not_found(napping: ServerProcess, tmp_path: P
     write_task(root / "brief")
     shutil.rmtree(root / "brief")
     assert napping.post("/sessions", {"task": {"folder": "brief"}}).status_code == 404
+
+
+def test_sigterm_ends_a_running_call(napping: ServerProcess):
+    """The last test of this server: the call is told so (infra), the exit is 0 and quick."""
+    session_id, agent = napping.create(NAP, owner="last")
+    pid = box_pid(napping, "last")
+    with ThreadPoolExecutor(1) as threads:
+        body = {"name_text": "nap", "arguments_text": '{"seconds": 15}'}
+        waiting = threads.submit(agent.send, body)
+        wait_for(lambda: napping.inspect(session_id)["num_calls"] == 1)
+        assert napping.stop(signal.SIGTERM, timeout_s=12) == 0
+        answer = waiting.result(timeout=30)
+    assert (answer.status_code, answer.json()["infra"]) == (503, True)
+    assert not Path(f"/proc/{pid}").exists()

@@ -40,15 +40,15 @@ def test_a_silent_client_loses_its_session(server: ServerProcess):
     """Also one whose connection is half open in the middle of a call; a heartbeat keeps another
     session, and looking at a session is no sign of life."""
     before = server.metric('parl_sandbox_sessions_closed_total{because="ttl"}')
+    kept, kept_agent = server.create(ttl_s=3.0)
+    begin = time.monotonic()
     silent, silent_agent = server.create(ttl_s=1.0)
-    kept, kept_agent = server.create(ttl_s=1.0)
     host, _, port = server.url.removeprefix("http://").partition(":")
     half_open = socket.create_connection((host, int(port)))
     half_open.sendall(
         b"POST /agent/calls HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Authorization: Bearer " + silent_agent.token.encode() + b"\r\nContent-Length: 99\r\n\r\n{"
     )
-    begin = time.monotonic()
 
     def closed() -> bool:
         assert kept_agent.task().status_code == 200
@@ -183,3 +183,14 @@ def test_fifty_sessions_at_once(start_server: StartServer):
     held = leases(server)
     assert server.stop() == 0
     assert leases(server) == {} and left_of(held) == []
+
+
+def test_a_ledger_that_cannot_be_opened_is_one_line_and_exit_1(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Before anything is served."""
+    monkeypatch.setenv("PARL_SANDBOX_TOKEN", "0123456789abcdef")
+    (tmp_path / "ledger.db").write_bytes(b"this is no database" * 100)
+    assert cli.run(["sandbox", "serve", "--port", "0", "--state-dir", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert "ledger" in err and len(err.splitlines()) == 1
