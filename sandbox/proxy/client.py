@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ from sandbox.proxy.errors import BadToken, ProxyConfigError, ProxyError
 from sandbox.proxy.proxy import ToolProxy
 from sandbox.proxy.result import ProxyResult
 from sandbox.tool_spec import ToolSpec
+
+_NUM_POOLS = 64
+"""A pool looks at all its connections for every request: many small ones carry a thousand calls."""
 
 
 class ProxyEpisode(Protocol):
@@ -104,16 +109,22 @@ class ProxyClient:
     def __init__(self, control_socket: Path, timeout_s: float = 300.0) -> None:
         """``timeout_s`` of one call; longer than the proxy's own deadline."""
         self._socket = control_socket
-        self._http = httpx2.AsyncClient(
-            transport=httpx2.AsyncHTTPTransport(
-                uds=str(control_socket),
+        no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the default one loads certificates
+        self._clients = [
+            httpx2.AsyncClient(
+                transport=httpx2.AsyncHTTPTransport(
+                    uds=str(control_socket),
+                    trust_env=False,
+                    verify=no_tls,
+                    limits=httpx2.Limits(max_connections=None, max_keepalive_connections=16),
+                ),
+                base_url="http://proxy",
+                timeout=httpx2.Timeout(timeout_s, connect=10.0),
                 trust_env=False,
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
-            ),
-            base_url="http://proxy",
-            timeout=httpx2.Timeout(timeout_s, connect=10.0),
-            trust_env=False,
-        )
+            )
+            for _ in range(_NUM_POOLS)
+        ]
+        self._turns = itertools.cycle(self._clients)
 
     async def open_episode(
         self,
@@ -152,7 +163,7 @@ class ProxyClient:
         """One exchange with the control door."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            response = await self._http.request(method, path, json=body, headers=headers)
+            response = await next(self._turns).request(method, path, json=body, headers=headers)
         except httpx2.TransportError as error:
             raise SandboxLost(
                 f"the tool proxy at {self._socket} does not answer ({type(error).__name__}); start "
@@ -168,7 +179,8 @@ class ProxyClient:
         raise kind(message)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for client in self._clients:
+            await client.aclose()
 
 
 @dataclass(frozen=True, slots=True)

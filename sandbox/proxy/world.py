@@ -13,7 +13,7 @@ from sandbox.proxy.config import Mode, ToolConfig, UpstreamConfig
 from sandbox.proxy.config import PythonUpstream as PythonConfig
 from sandbox.proxy.errors import BadArguments, CassetteMiss, ProxyConfigError, UnknownTool
 from sandbox.proxy.upstreams.base import ToolListing, Upstream
-from sandbox.proxy.upstreams.openapi_document import refuse_outside_references
+from sandbox.proxy.upstreams.openapi_load import refuse_outside_references
 from sandbox.proxy.upstreams.simulator import PythonUpstream
 from sandbox.tool_spec import ToolSpec
 

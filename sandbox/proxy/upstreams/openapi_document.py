@@ -7,14 +7,14 @@ proxy read what the document's writer chose.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from sandbox.proxy.errors import ProxyConfigError
+from sandbox.proxy.upstreams.openapi_load import load_document
 
 _VERBS = ("get", "put", "post", "delete", "options", "head", "patch")
 _COMPONENT = "#/components/schemas/"
@@ -73,15 +73,8 @@ def read_document(path: Path) -> Document:
 @functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> Document:
     """Cached: validation takes a tenth of a second and more, many worlds read one document."""
-    root = _load(text)
-    version = str(root.get("openapi", ""))
-    if not version.startswith(("3.0", "3.1")):
-        raise ProxyConfigError(
-            f"openapi = {version or root.get('swagger')!r}; expected an OpenAPI 3.0 or 3.1 "
-            "document; convert it first"
-        )
-    refuse_outside_references(root)
-    _validate(root)
+    root = load_document(text)
+    version = str(root["openapi"])
     operations, skipped, names = [], [], set()
     for route, item in root.get("paths", {}).items():
         item = _resolved(root, item)
@@ -99,63 +92,6 @@ def _parsed(text: str) -> Document:
             operations.append(operation)
     servers = root.get("servers") or [{}]
     return Document(tuple(operations), _server_url(servers[0]), tuple(skipped))
-
-
-def _load(text: str) -> dict[str, Any]:
-    try:
-        root = json.loads(text) if text.lstrip().startswith("{") else _load_yaml(text)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise ProxyConfigError(f"neither JSON nor YAML: {reason}") from None
-    if not isinstance(root, dict):
-        raise ProxyConfigError(f"expected an object, found {type(root).__name__}")
-    return root
-
-
-def _load_yaml(text: str) -> Any:
-    import yaml
-
-    try:
-        # dates stay text: JSON has none
-        loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-        plain = type("PlainLoader", (loader,), {"yaml_implicit_resolvers": _no_dates(loader)})
-        return yaml.load(text, Loader=cast(Any, plain))
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
-def _no_dates(loader: Any) -> dict[str, list[Any]]:
-    return {
-        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
-        for first, pairs in loader.yaml_implicit_resolvers.items()
-    }
-
-
-def _validate(root: dict[str, Any]) -> None:
-    from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
-
-    is_30 = str(root["openapi"]).startswith("3.0")
-    validator = OpenAPIV30SpecValidator if is_30 else OpenAPIV31SpecValidator
-    first = next(iter(validator(root).iter_errors()), None)
-    if first is not None:
-        place = "/".join(str(part) for part in first.absolute_path)
-        reason = " ".join(first.message.split())[:300]
-        raise ProxyConfigError(f"not valid at {place or 'the root'}: {reason}")
-
-
-def refuse_outside_references(value: Any) -> None:
-    """ProxyConfigError for a ``$ref`` that is not a place in the same document."""
-    if isinstance(value, dict):
-        reference = value.get("$ref")
-        if isinstance(reference, str) and not reference.startswith("#/"):
-            raise ProxyConfigError(
-                f"$ref {reference!r} leads out of the document; bundle it into one file"
-            )
-        for item in value.values():
-            refuse_outside_references(item)
-    elif isinstance(value, list):
-        for item in value:
-            refuse_outside_references(item)
 
 
 def _resolved(root: dict[str, Any], node: Any) -> Any:

@@ -103,6 +103,16 @@ def test_clashes_and_other_bodies(tmp_path: Path) -> None:
         ("openapi: 3.0.0\ninfo: {title: t}\npaths: {}", "not valid at info"),
         ("a: [", "neither JSON nor YAML"),
         ("- 1", "expected an object"),
+        ("a: &a [*a]", "an anchor inside itself"),
+        (
+            "a: &a [x]\nb: &b "
+            + "[*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\n"
+            + "".join(
+                f"{n}: &{n} [" + ", ".join([f"*{m}"] * 10) + "]\n"
+                for m, n in zip("bcdefgh", "cdefghi", strict=True)
+            ),
+            "more than 500000 values",
+        ),
         (
             "openapi: 3.0.0\ninfo: {title: t, version: '1'}\npaths:\n  /a:\n"
             "    $ref: 'http://169.254.169.254/x'",
