@@ -34,7 +34,7 @@ Path = tuple[str | int, ...]
 PartIsValid = Callable[[Any, Schema], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rename:
     """A key that was taken for a property, with what it takes to undo that."""
 

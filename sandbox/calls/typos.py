@@ -9,7 +9,6 @@ from sandbox.calls.distance import osa_within
 from sandbox.calls.words import bundled_words, style_form, tokens
 
 MAX_CHARS = 64
-_MIN_TOKEN = 3
 _MIN_SCHEMA_TYPO = 6
 """Shorter words have too many neighbours to suspect the schema of a typo."""
 _DIGITS = re.compile(r"\d+")
@@ -48,8 +47,8 @@ def is_typo(key: str, name: str, words: frozenset[str]) -> bool:
 def _may_differ(given: str, wanted: str, is_last: bool, words: frozenset[str]) -> bool:
     if _plural_of(given, wanted) or _plural_of(wanted, given):
         return not is_last  # the last token's plural may mean a list
-    if min(len(given), len(wanted)) < _MIN_TOKEN:
-        return False  # nothing of a token so short would be left
+    if osa_within(given, wanted, max(len(given), len(wanted)) - 1) is None:
+        return False  # nothing of the token is left: vs_currency is not to_currency
     if not _is_word(given, words):
         return True
     # a real word close to something that is none: the typo is the schema's
