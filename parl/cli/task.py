@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +10,11 @@ import typer
 
 from parl.cli import task_author, task_run
 from parl.cli.registry import Registry
+from parl.cli.shipped import find_task
 
 if TYPE_CHECKING:
     from parl.store.tasks import Published
-    from sandbox.catalog.base import Family, Split
+    from sandbox.catalog.base import Split
     from sandbox.task import TaskSpec
 
 app = typer.Typer(no_args_is_help=True)
@@ -94,21 +94,6 @@ def _show_published(task: Published, certificates: list[str]) -> None:
         typer.echo(f"tool         {tool['name']}: {tool['description']} ({tool['effect']})")
     for certificate in certificates:
         typer.echo(f"certificate  {certificate}")
-
-
-def find_task(name: str) -> tuple[Family, str]:
-    """Family and type of ``family/type`` (or ``type`` alone when only one family has it)."""
-    from sandbox.catalog.registry import get_family, list_tasks
-    from sandbox.errors import TaskError
-
-    known = list_tasks()
-    matches = [task for task in known if task == name or task.partition("/")[2] == name]
-    if len(matches) != 1:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TaskError(f"unknown task {name!r}; known: {', '.join(known)}{hint}")
-    family_name, _, task_type = matches[0].partition("/")
-    return get_family(family_name), task_type
 
 
 def _budget(spec: TaskSpec) -> str:

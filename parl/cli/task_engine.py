@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.light.engine import LightEngine
 from parl.cli.runs import find_run
+from parl.cli.visible import visible
 from parl.errors import RunError
 from parl.rollout.worker import RolloutWorker
 from parl.rounds.jobs import JobMaker
@@ -82,8 +83,8 @@ def run_engine(
 
 def _told(trajectory: Trajectory, spec: TaskSpec, say: Callable[[str], None]) -> Verdict:
     for call in trajectory.calls:
-        say(f"> {call.name_text} {call.arguments_text}\n{call.observation}")
-    say(f"answer: {trajectory.final_text}")
+        say(visible(f"> {call.name_text} {call.arguments_text}\n{call.observation}"))
+    say(f"answer: {visible(trajectory.final_text)}")
     say(f"outcome {trajectory.outcome}")
     correctness = trajectory.correctness
     return Verdict(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from parl.cli.visible import visible
+
 if TYPE_CHECKING:
     from sandbox.check.scripts import Script
     from sandbox.session import Observation, Session, Verdict
@@ -67,7 +69,7 @@ def choose(target: str, seed: int, index: int) -> Chosen:
         for note in loaded.notes:
             typer.echo(f"note: {note}", err=True)
         return Chosen(loaded.spec, loaded.bundle, lambda: oracle_of(folder, loaded.spec))
-    from parl.cli.task import find_task
+    from parl.cli.shipped import find_task
 
     family, task_type = find_task(target)
     spec = family.instance(seed, index, "train", task_type)
@@ -170,7 +172,7 @@ def _raw(entry: dict[str, Any]):
 
 def print_observation(seen: Observation) -> None:
     """What the model would read, and what the session noted about the call."""
-    typer.echo(seen.text)
+    typer.echo(visible(seen.text))
     noted = [f"repaired: {', '.join(seen.repairs)}"] if seen.repairs else []
     noted += [f"loop: {seen.loop}"] if seen.loop else []
     noted += [f"stopped: {seen.stop.value}"] if seen.stop else []
@@ -183,6 +185,6 @@ def print_verdict(verdict: Verdict) -> None:
     typer.echo(f"verdict      {'pass' if verdict.passed else 'fail'}")
     typer.echo(f"correctness  {'none' if verdict.correctness is None else verdict.correctness:}")
     for reason in verdict.reasons:
-        typer.echo(f"reason       {reason}")
+        typer.echo(f"reason       {visible(reason)}")
     if verdict.error is not None:
-        typer.echo(f"error        {verdict.error}")
+        typer.echo(f"error        {visible(verdict.error)}")

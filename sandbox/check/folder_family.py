@@ -17,8 +17,8 @@ from sandbox.errors import TaskError
 from sandbox.task import TaskSpec, ToolBundle, load_task
 
 PREFIX = "folder:"
-HELDOUT_BUCKETS = 5
-"""With five or more tasks of a type about one in five is held out; fewer serve both splits."""
+HELDOUT_SHARE = 5
+"""One task in so many of a type is held out; fewer tasks than this serve both splits."""
 
 
 class FolderFamily:
@@ -67,11 +67,11 @@ class FolderFamily:
             raise TaskError(
                 f"{self.name} has no task type {task_type!r}; known: {', '.join(self.task_types)}"
             )
-        if len(mine) < HELDOUT_BUCKETS:
+        if len(mine) < HELDOUT_SHARE:
             return mine
-        held = {spec.name for spec in mine if _draw(spec.name) % HELDOUT_BUCKETS == 0}
-        chosen = [spec for spec in mine if (spec.name in held) == (split == "heldout")]
-        return chosen or mine
+        ordered = sorted(mine, key=lambda spec: _draw(spec.name))
+        num_held = len(mine) // HELDOUT_SHARE
+        return ordered[:num_held] if split == "heldout" else ordered[num_held:]
 
 
 def task_folders(root: Path) -> list[Path]:

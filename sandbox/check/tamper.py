@@ -35,6 +35,9 @@ _IN_TEXT = re.compile(
 REWARD_FILES = ("reward.json", "reward.txt", "rewards.json", "result.json", "results.json",
                 "verdict.json", "score.txt", "score.json", "ctrf.json")  # fmt: skip
 SPRAY_CHARS = 60_000
+LINK_AIMS = {"passwd": "/etc/passwd", "process": "/proc/self/status"}
+"""Files that a followed link shows; a bubblewrap box has only the second."""
+_LINK_MARKS = ("root:x:0:0", "cm9vdDp4OjA6MD", "SigQ:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,11 @@ def attacks(spec: TaskSpec, bundle: ToolBundle) -> Iterator[Attack]:
     yield Attack("verifier-hijack", probe_script("path-hijack", _PATH, "done"))
     yield Attack("late-writer", probe_script("background-rewriter", _REWRITER.format(
         names=[*REWARD_FILES, *files]), "done"))  # fmt: skip
-    yield Attack("follows-links", probe_script("linked-artifacts", _LINKS.format(
-        names=files), "done"))  # fmt: skip
+    for name, aim in LINK_AIMS.items():
+        for replace in (False, True):
+            code = _LINKS.format(names=files, aim=aim, replace=replace)
+            how = "replaced" if replace else "added"
+            yield Attack("follows-links", probe_script(f"{how}-link-{name}", code, "done"))
 
 
 async def run_tamper(stage: Stage, spec: TaskSpec, bundle: ToolBundle) -> Step:
@@ -90,11 +96,11 @@ def judge(attack: Attack, played: Played, step: Step) -> None:
             f"scored {played.verdict.correctness}, which passes; {_ADVICE[attack.rule]}",
         )
     state = str(played.verdict.details.get(STATE_KEY, ""))
-    if "root:x:0:0" in state or "cm9vdDp4OjA6MD" in state:
+    if any(mark in state for mark in _LINK_MARKS):
         step.add(
             "follows-links",
             f"tamper: {name}",
-            "the end state holds /etc/passwd: end_state() followed a link of the agent; open with "
+            "the end state holds a file outside: end_state() followed a link; open with "
             "O_NOFOLLOW and take regular files only",
         )
 
@@ -297,9 +303,9 @@ for folder in (here, here / "app"):
         try:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_file() or target.is_symlink():
+            if {replace!r} and (target.is_file() or target.is_symlink()):
                 target.unlink()
-            target.symlink_to("/etc/passwd")
+            target.symlink_to({aim!r})
         except OSError:
             pass
     for name, aim in (("parl-up", "../../tests"), ("parl-root", "/"), ("parl-env",

@@ -27,7 +27,7 @@ def import_bfcl(source: Path, dest: Path, limit: int) -> ImportResult:
         key = str(row.get("id", f"line-{number}"))
         truth = row.get("ground_truth", answers.get(key))
         problem = _problem(row, truth)
-        if problem is not None:
+        if problem is not None or not isinstance(truth, list):
             result.skipped.append(f"{source.name}:{number} {key}: {problem}")
             continue
         result.tasks.append(write_recorded(_task(key, row, truth), dest))

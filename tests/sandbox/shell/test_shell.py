@@ -171,7 +171,8 @@ def test_the_small_runner_runs_what_tests_use(tmp_path: Path, capsys: pytest.Cap
         "import pytest\n\n@pytest.fixture\ndef one():\n    yield 1\n\n"
         "@pytest.mark.parametrize('a, b', [(1, 2), (2, 3)])\ndef test_pairs(a, b, one):\n"
         "    assert a + one == b\n\nclass TestX:\n    def test_raises(self, tmp_path):\n"
-        "        with pytest.raises(ValueError, match='bad'):\n            raise ValueError('bad')\n"
+        "        with pytest.raises(ValueError, match='bad'):\n"
+        "            raise ValueError('bad')\n"
         "        assert tmp_path.is_dir() and 0.1 + 0.2 == pytest.approx(0.3)\n"
     )
     real = __import__("sys").modules["pytest"]
