@@ -5,11 +5,16 @@ Shapes: B sequences, T longest length, N real tokens, A query heads, G key-value
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.model import PolicyModel
+
+Watch = Callable[[int, Tensor, Tensor], None]
+"""(layer, q [B, A, T, D], k [B, G, T, D]), rotated, zero where padded."""
 
 
 def forward_sequences(
@@ -17,6 +22,7 @@ def forward_sequences(
     token_ids: Tensor,
     lengths: Tensor,
     experts: Tensor | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token_ids int64 [B, T] right-padded, lengths int64 [B], experts int64 [B, T, L, K] or None.
 
@@ -34,9 +40,12 @@ def forward_sequences(
             return full.view(batch, longest, *x.shape[1:]).transpose(1, 2)
 
         repeat = q.shape[1] // k.shape[1]
+        queries, keys = padded(q), padded(k)
+        if watch is not None:
+            watch(layer, queries, keys)
         out = F.scaled_dot_product_attention(
-            padded(q),
-            padded(k).repeat_interleave(repeat, dim=1),
+            queries,
+            keys.repeat_interleave(repeat, dim=1),
             padded(v).repeat_interleave(repeat, dim=1),
             is_causal=True,
         )

@@ -33,6 +33,8 @@ class OptimConfig(ConfigModel):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = Field(default=0.0, ge=0)
+    qk_clip: float = Field(default=100.0, gt=0)
+    """Attention scores a head may reach (tau of QK-Clip, parl.learner.optim.qk_clip)."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Global gradient norm before the step."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.model.model import PolicyModel
-from engine.model.sequences import forward_sequences
+from engine.model.sequences import Watch, forward_sequences
 from parl.learner.batching import MicroBatch
 
 
@@ -29,9 +29,11 @@ class TokenStats:
     loads: Tensor
 
 
-def token_stats(model: PolicyModel, batch: MicroBatch) -> TokenStats:
-    """Predict token t from position t - 1 for every masked t."""
-    hidden, chosen, rows = forward_sequences(model, batch.token_ids, batch.lengths, batch.experts)
+def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = None) -> TokenStats:
+    """Predict token t from position t - 1 for every masked t; ``watch`` sees queries and keys."""
+    hidden, chosen, rows = forward_sequences(
+        model, batch.token_ids, batch.lengths, batch.experts, watch
+    )
     longest = batch.token_ids.shape[1]
     target = batch.mask.flatten().nonzero()[:, 0]
     # row number of the predicting position t - 1 among the real rows

@@ -21,22 +21,29 @@ from parl.learner.config import LearnerConfig, OptimConfig
 from parl.learner.forward import TokenStats, token_stats
 from parl.learner.losses import LOSSES
 from parl.learner.optim.build import build_optimizers
+from parl.learner.optim.qk_clip import QKClip
 from parl.learner.state import load_state, save_state
 from parl.trajectory import TrainingSample
 
 AllReduce = Callable[[Tensor], Tensor]
-"""Sum of a flat tensor over all ranks; identity for one rank."""
+"""Sum or maximum of a tensor over all ranks; identity for one rank."""
 
 
 class TokenLearner:
     """Satisfies parl.rounds.ports.LearnerPort in process; RLlib's Learner delegates to it."""
 
     def __init__(
-        self, model: PolicyModel, config: LearnerConfig, all_reduce: AllReduce | None = None
+        self,
+        model: PolicyModel,
+        config: LearnerConfig,
+        all_reduce: AllReduce | None = None,
+        all_max: AllReduce | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self._all_reduce = all_reduce or (lambda tensor: tensor)
+        self._all_max = all_max or (lambda tensor: tensor)
+        self._qk_clip = QKClip(model, config.optim.qk_clip)
         self._build_optimizers()
         self.num_updates = 0
 
@@ -68,7 +75,7 @@ class TokenLearner:
             self.config.micro_batch_tokens,
             with_experts=self.config.replay_experts,
         ):
-            stats = token_stats(self.model, batch)
+            stats = token_stats(self.model, batch, self._qk_clip.watch)
             loss, masked = loss_fn(
                 stats.logprobs, stats.old_logprobs, stats.advantages, norm, self.config.loss
             )
@@ -77,7 +84,7 @@ class TokenLearner:
         metrics = tally.metrics()
         scale = rate_scale(self.num_updates, self.config.optim)
         self._set_rates(self.config.optim.muon_lr * scale, self.config.optim.adamw_lr * scale)
-        metrics["grad_norm"] = self._step()
+        metrics["grad_norm"], metrics["max_attention_score"] = self._step()
         metrics["rate_scale"] = scale
         if self.config.router_bias_rate:
             self._balance(tally.loads)
@@ -97,13 +104,19 @@ class TokenLearner:
         for batch in micro_batches(
             samples, [0.0] * len(samples), self.config.micro_batch_tokens, with_experts=False
         ):
-            stats = token_stats(self.model, batch)
+            stats = token_stats(self.model, batch, self._qk_clip.watch)
             loss = -stats.logprobs.sum() / norm
             loss.backward()
             total += loss.item()
             correct += int((stats.logprobs > -0.693).sum())
         self._set_rates(muon_lr, adamw_lr)
-        return {"loss": total, "grad_norm": self._step(), "likely_share": correct / norm}
+        grad_norm, max_score = self._step()
+        return {
+            "loss": total,
+            "grad_norm": grad_norm,
+            "max_attention_score": max_score,
+            "likely_share": correct / norm,
+        }
 
     def weights(self) -> dict[str, np.ndarray]:
         """Copies, so that a later step cannot change what was published."""
@@ -144,8 +157,9 @@ class TokenLearner:
         self.muon.zero_grad(set_to_none=True)
         self.adamw.zero_grad(set_to_none=True)
 
-    def _step(self) -> float:
-        """All-reduce, clip by the global norm, step both optimizers; returns the norm."""
+    def _step(self) -> tuple[float, float]:
+        """All-reduce, clip by the global norm, step both optimizers, clip the heads; returns the
+        norm and the highest attention score, both before their clip."""
         parameters = [
             p for g in (self.muon, self.adamw) for pg in g.param_groups for p in pg["params"]
         ]
@@ -161,7 +175,7 @@ class TokenLearner:
             start += parameter.numel()
         self.muon.step()
         self.adamw.step()
-        return norm
+        return norm, self._qk_clip.step(self._all_max(self._qk_clip.max_scores.clone()))
 
 
 def rate_scale(num_updates: int, config: OptimConfig) -> float:

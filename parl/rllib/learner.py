@@ -42,8 +42,8 @@ class PARLTorchLearner(TorchLearner):
         """TokenLearner owns its optimizers and rebuilds them, so RLlib is told of none."""
         module = self.module[module_id]
         assert isinstance(module, PolicyModule), f"{module_id} is a {type(module).__name__}"
-        all_reduce = _sum_over_ranks if self.distributed else None
-        self.tokens = TokenLearner(module.policy, self._run.learner, all_reduce)
+        ranks = (_sum_over_ranks, _max_over_ranks) if self.distributed else ()
+        self.tokens = TokenLearner(module.policy, self._run.learner, *ranks)
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """No DDP wrapper: it normalises per rank and fails on experts that got no token. The
@@ -104,4 +104,9 @@ class PARLTorchLearner(TorchLearner):
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:
     torch.distributed.all_reduce(tensor)
+    return tensor
+
+
+def _max_over_ranks(tensor: Tensor) -> Tensor:
+    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
     return tensor
