@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from infra.leases import is_dead, process_owner
+from infra.owners import is_dead, process_owner
 from sandbox.backends import cgroup
 from sandbox.backends.processes import children_of, kill_if_there, marked_processes
 from sandbox.errors import SandboxError

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from infra.leases import process_owner
+from infra.owners import process_owner
 from sandbox.backends.base import PooledBox
 from sandbox.backends.choice import Backend
 from sandbox.backends.program import BoxProgram

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.leases import process_owner
+from infra.owners import process_owner
 from sandbox.backends import cgroup, enforced
 from sandbox.backends import docker_engine as engine
 from sandbox.backends.base import Level
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NUM_SLOTS = 60000
 _EXTRA_PROCESSES = 2
 """The agent and the worker count against the process limit."""
-_MAX_INODES = 65536
+_MAX_INODES = 32768
 _RETIRE_BEFORE_S = 3600.0
 _STDERR = 2
 _MAX_WORDS = 4096

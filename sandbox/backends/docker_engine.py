@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from infra.leases import is_dead
+from infra.owners import is_dead
 from sandbox.errors import BackendUnavailable
 
 if TYPE_CHECKING:
