@@ -100,6 +100,8 @@ class Trajectory:
     max_tokens: int | None = None
     elapsed_s: float = 0.0
     verdict_reasons: tuple[str, ...] = ()
+    sandbox: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Limits that the episode's box enforced (sandbox.backends.enforced)."""
 
     @property
     def group_key(self) -> str:

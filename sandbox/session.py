@@ -90,6 +90,11 @@ class Session(Protocol):
     @property
     def state(self) -> SessionState: ...
 
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """The limits this episode's world really has; None = not enforced at its level."""
+        ...
+
     async def start(self) -> Observation:
         """Set the world up for this task instance; the text is the instruction."""
         ...

@@ -78,6 +78,11 @@ class ToolSession:
         """Isolation level of the box, for the episode's record."""
         return self._box.level.value
 
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """Limits the box really has, for the episode's record (``sandbox.backends.enforced``)."""
+        return dict(self._box.enforced)
+
     async def start(self) -> Observation:
         """Set the world up; the text is the instruction. A world that cannot be set up stops the
         episode with ENV_ERROR."""

@@ -173,6 +173,10 @@ class EpisodeRow(Base):
     draw_json: Mapped[dict[str, Any]] = mapped_column(JsonText, default=dict)
     prompt_ids: Mapped[bytes | None]
     verdict_json: Mapped[dict[str, Any]] = mapped_column(JsonText, default=dict)
+    sandbox_json: Mapped[dict[str, Any]] = mapped_column(
+        JsonText, default=dict, server_default="{}"
+    )
+    """Limits that the box enforced."""
     final_text: Mapped[str] = mapped_column(AnyText, default="")
     error: Mapped[str | None] = mapped_column(AnyText)
     formula_version: Mapped[str | None]

@@ -120,6 +120,7 @@ def _header(record: EpisodeRecord) -> list[str]:
         f"draws     {json.dumps(row.draw_json)}",
         f"limits    budget {row.budget}, units {json.dumps(row.budget_units_json)}, "
         f"min tokens {row.min_tokens}, max tokens {row.max_tokens}",
+        f"sandbox   {_sandbox(row.sandbox_json)}",
         f"counts    {row.num_tokens} sampled tokens, {row.num_turns} turns, {row.num_calls} calls",
     ]
     if row.drop_reason:
@@ -200,3 +201,12 @@ def _reward(record: EpisodeRecord) -> list[str]:
 def _quote(text: str) -> str:
     """One printable line whatever the policy wrote; bytes that are no text become escapes."""
     return json.dumps(text.encode("utf-8", "backslashreplace").decode(), ensure_ascii=False)
+
+
+def _sandbox(limits: dict[str, Any]) -> str:
+    """``level A, memory_bytes 268435456, ...``; what is not enforced is said to be so."""
+    if not limits:
+        return "no limits on record"
+    held = [f"{name} {value}" for name, value in limits.items() if value not in (None, [])]
+    missing = [name for name, value in limits.items() if value is None]
+    return ", ".join(held) + (f"; not enforced: {', '.join(missing)}" if missing else "")

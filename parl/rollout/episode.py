@@ -30,6 +30,7 @@ from parl.trajectory import OUTCOME_OF_STOP, ToolCallRecord, Trajectory, Turn
 from reward_models.episode import UNSCORED, Outcome
 from sandbox.calls.policy import RepairPolicy
 from sandbox.errors import SandboxError, SandboxLost
+from sandbox.loops import repeated_suffix
 from sandbox.session import RawCall, Session, Stop
 from sandbox.task import TaskSpec
 
@@ -156,6 +157,7 @@ async def _attempt(
             session = await world.open_session(job.task, job.episode_id, repair=job.repair)
         async with _waiting(world, job, "sandbox.start", world.settings.start_timeout_s, deadline):
             started = await session.start()
+        trajectory.sandbox = session.enforced
         if started.stop is not None:
             outcome = OUTCOME_OF_STOP[started.stop]
             trajectory.error = started.text
@@ -188,7 +190,9 @@ async def _converse(
         if result.finish == "length":
             trajectory.turns.append(_turn(result))
             trajectory.final_text = reply.text
-            return Outcome.TOKEN_BUDGET
+            # D7 of facts/sandboxes.md 4.2: a turn that never ends because it repeats itself
+            looped = repeated_suffix(result.token_ids.tolist(), text=reply.text)
+            return Outcome.TOKEN_BUDGET if looped is None else Outcome.LOOP
         if not reply.calls:
             trajectory.turns.append(_turn(result))
             trajectory.final_text = reply.text

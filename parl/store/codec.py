@@ -42,6 +42,7 @@ def episode_values(trajectory: Trajectory) -> dict[str, Any]:
         "max_tokens": trajectory.max_tokens,
         "prompt_ids": to_blob(trajectory.prompt_ids, IDS),
         "verdict_json": {"reasons": list(trajectory.verdict_reasons)},
+        "sandbox_json": dict(trajectory.sandbox),
         "final_text": trajectory.final_text,
         "error": trajectory.error,
         "elapsed_s": trajectory.elapsed_s,
@@ -113,6 +114,7 @@ def to_trajectory(
         max_tokens=row.max_tokens,
         elapsed_s=row.elapsed_s,
         verdict_reasons=tuple(row.verdict_json.get("reasons", ())),
+        sandbox=dict(row.sandbox_json),
     )
 
 

@@ -59,7 +59,7 @@ class LiveSession:
         self._final_text: str | None = None
         self._session = session
         self._level = session.level
-        self._enforced = _enforced(session)
+        self._enforced = session.enforced
         self._queue_timeout_s = queue_timeout_s
         self._max_queued = max_queued
         self._turn = asyncio.Lock()
@@ -221,8 +221,3 @@ class LiveSession:
             "idle_s": self.idle_s,
             "closed_because": self.closed_because,
         }
-
-
-def _enforced(session: ToolSession) -> dict[str, Any]:
-    """Limits of the session's box, which ToolSession does not show itself."""
-    return dict(session._box.enforced)

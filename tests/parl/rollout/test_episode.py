@@ -101,6 +101,29 @@ def test_limits_end_an_episode_with_correctness_zero(limits, outcome, num_turns)
     assert not runtime.contexts and not boxes.open
 
 
+@pytest.mark.parametrize(
+    ("turn", "outcome"),
+    [
+        ("xy" * 20, Outcome.LOOP),
+        ("let me see: " + "a" * 28, Outcome.LOOP),
+        ("xy" * 15 + "z" * 7, Outcome.TOKEN_BUDGET),  # seven times is no loop yet
+        ("```\n" + "0 " * 30, Outcome.TOKEN_BUDGET),  # a table in a code fence
+    ],
+)
+def test_a_turn_that_repeats_itself_until_it_is_cut_is_a_loop(turn: str, outcome: Outcome):
+    """A violation, not a mere lack of room."""
+    world, _, _ = make_world(script(turn))
+    trajectory = run(world, make_job(add_task(), max_tokens_per_turn=37))
+    assert (trajectory.outcome, trajectory.correctness) == (outcome, 0.0)
+
+
+def test_the_limits_of_the_box_are_on_record():
+    """As the box says them, not as the config asked for them."""
+    world, _, boxes = make_world(oracle_policy(add_task()))
+    boxes.enforced = {"level": "none", "memory_bytes": None}
+    assert run(world, make_job(add_task())).sandbox == {"level": "none", "memory_bytes": None}
+
+
 def test_a_budget_that_is_used_up_exactly_ends_the_episode():
     """No step is asked for zero tokens."""
     task = add_task()

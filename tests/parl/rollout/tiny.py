@@ -227,6 +227,10 @@ class FaultySession(InProcessSession):
         super().__init__(spec, FAMILY.bundle, repair=repair)
         self._boxes = boxes
 
+    @property
+    def enforced(self) -> dict[str, Any]:
+        return self._boxes.enforced
+
     async def start(self) -> Observation:
         await self._boxes.request("start")
         return await super().start()
@@ -256,6 +260,7 @@ class Boxes:
     num_requests: int = 0
     num_opened: int = 0
     owners: list[str] = field(default_factory=list)
+    enforced: dict[str, Any] = field(default_factory=dict[str, Any])
     open: set[FaultySession] = field(default_factory=set)
 
     async def __call__(

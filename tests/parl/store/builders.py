@@ -84,6 +84,7 @@ def make_trajectory(job: EpisodeJob, outcome: Outcome = Outcome.COMPLETED) -> Tr
         max_tokens=160,
         elapsed_s=0.5,
         verdict_reasons=("the number is right",),
+        sandbox={"level": "A", "memory_bytes": 1 << 28, "cpus": None},
     )
 
 
@@ -157,6 +158,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         max_tokens=draw(st.none() | st.integers(0, 1000)),
         elapsed_s=draw(st.floats(0, 100)),
         verdict_reasons=tuple(draw(st.lists(ANY_TEXT, max_size=2))),
+        sandbox=draw(st.sampled_from([{}, {"level": "C", "memory_bytes": None, "uid": 7}])),
     )
 
 
