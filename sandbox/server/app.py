@@ -114,7 +114,10 @@ def _add_errors(app: FastAPI, service: SandboxService, routes: list[BaseRoute]) 
     async def bug(request: Request, error: Exception) -> Response:
         # nothing above foresaw it, so nobody may be rewarded for it; uvicorn prints the traceback
         text = f"{type(error).__name__} in the server; see its log"
-        return refuse(request, 500, "internal", text, True)
+        response = refuse(request, 500, "internal", text, True)
+        # the error goes on to uvicorn, which then drops the connection
+        response.headers["Connection"] = "close"
+        return response
 
 
 def _methods(request: Request, routes: list[BaseRoute]) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +196,21 @@ def test_a_ledger_that_cannot_be_opened_is_one_line_and_exit_1(
     assert cli.run(["sandbox", "serve", "--port", "0", "--state-dir", str(tmp_path)]) == 1
     err = capsys.readouterr().err
     assert "ledger" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_broken_ledger_is_infrastructure(start_server: StartServer):
+    """Its table is gone: 5xx with infra true and one line, no slot is lost, the server stays up."""
+    server = start_server("--sessions", "2")
+    with closing(sqlite3.connect(server.state_dir / "ledger.db")) as db, db:
+        db.execute("ALTER TABLE lease RENAME TO elsewhere")
+    for _ in range(3):
+        answer = server.post("/sessions", {"task": ADD})
+        body = answer.json()
+        assert answer.status_code in (500, 503) and body["infra"] is True, body
+        assert "\n" not in body["message"]
+    assert server.get("/pools")["in_use"] == 0
+    with closing(sqlite3.connect(server.state_dir / "ledger.db")) as db, db:
+        db.execute("ALTER TABLE elsewhere RENAME TO lease")
+    server.close(server.create()[0])
+    assert server.stop() == 0
