@@ -157,7 +157,11 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        address = await self._guard.address_of(host, port)
+        try:
+            async with asyncio.timeout(timeout):
+                address = await self._guard.address_of(host, port)
+        except TimeoutError:
+            raise httpcore2.ConnectTimeout("the upstream's name is not resolved in time") from None
         return await self._inner.connect_tcp(
             address,
             port,
@@ -176,13 +180,13 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
 class PinnedTransport(httpx2.AsyncHTTPTransport):
     """httpx transport whose connections go through an AddressGuard; no environment proxies."""
 
-    def __init__(self, guard: AddressGuard, config: NetworkConfig) -> None:
+    def __init__(self, guard: AddressGuard, max_connections: int) -> None:
         super().__init__(verify=_tls(), trust_env=False)
         # httpx offers no argument for the network backend of its pool
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_tls(),
-            max_connections=config.max_connections,
-            max_keepalive_connections=config.max_connections,
+            max_connections=max_connections,
+            max_keepalive_connections=max_connections,
             keepalive_expiry=30.0,
             network_backend=_PinnedBackend(guard),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ from sandbox.proxy.world import Source, World, load_tools
 from sandbox.tool_spec import ToolSpec
 
 _CLOSE_WAIT_S = 10.0
+_log = logging.getLogger("parl.proxy")
 
 
 class ToolProxy:
@@ -112,18 +114,18 @@ class ToolProxy:
         simulators. ProxyError: no such world, or the id is open already."""
         if world not in self._worlds:
             raise ProxyConfigError(f"no world {world!r}; there are: {', '.join(self._worlds)}")
+        loaded = await asyncio.shield(self._worlds[world][1])
         if any(opened.id == episode for opened in self._episodes.values()):
             raise ProxyError(f"episode {episode!r} is open already; close it first")
-        loaded = await asyncio.shield(self._worlds[world][1])
         opened = Episode(episode, loaded, policy_version)
         if self.config.canary:
             mark = hmac.new(self._hmac_key, f"canary:{episode}".encode(), hashlib.sha256)
             opened.canary = f"parl-{mark.hexdigest()[:16]}"
+        self._episodes[opened.token] = opened
         for source in loaded.sources.values():
             await source.upstream.open_episode(episode, data or {})
             if source.simulator is not None:
                 await source.simulator.open_episode(episode, data or {})
-        self._episodes[opened.token] = opened
         return opened
 
     def episode(self, token: str) -> Episode:
@@ -196,7 +198,13 @@ class ToolProxy:
         file = self.config.kill_switch_file
         if self._switch or (file is not None and file.exists()):
             return True
-        return self._cluster_switch is not None and await self._cluster_switch()
+        if self._cluster_switch is None:
+            return False
+        try:
+            return await self._cluster_switch()
+        except Exception as error:  # whatever a remote switch raises: one that is lost is on
+            _log.warning("kill switch: %s; taken to be on", type(error).__name__)
+            return True
 
     def set_kill_switch(self, on: bool) -> None:
         """This node's switch."""

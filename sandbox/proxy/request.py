@@ -79,9 +79,9 @@ class HttpRequest:
     def with_body_field(self, dotted: str, value: str) -> HttpRequest:
         """Sets a field of the JSON body, making objects on the way; ValueError if the body or a
         part on the way is no object."""
-        body = dict(self.body) if isinstance(self.body, dict) else {} if not self.has_body else None
-        if body is None:
-            raise ValueError(f"body field {dotted}: the body is no JSON object")
+        if not isinstance(self.body, dict):
+            raise ValueError(f"body field {dotted}: the request has no JSON object as its body")
+        body = dict(self.body)
         *parents, last = dotted.split(".")
         place = body
         for name in parents:
@@ -91,7 +91,7 @@ class HttpRequest:
             place[name] = dict(inner)
             place = place[name]
         place[last] = value
-        return replace(self, body=body, has_body=True)
+        return replace(self, body=body)
 
     def signable(self) -> Signable:
         """What signers see."""

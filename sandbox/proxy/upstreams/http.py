@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
 import httpx2
@@ -39,8 +41,22 @@ _NOT_SENT = (
     httpx2.LocalProtocolError,
 )
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_NUM_POOLS = 8
+"""A pool's work grows with the square of the requests that use it at once."""
 CheckAccess = Callable[[HttpRequest], None]
 """Raises AccessDenied."""
+
+
+class _Progress:
+    """Whether a request began to leave; before that it certainly had no effect."""
+
+    def __init__(self) -> None:
+        self.sending = False
+
+    async def trace(self, event: str, info: Any) -> None:
+        """httpcore's trace hook."""
+        if event.endswith(".send_request_headers.started"):
+            self.sending = True
 
 
 class HttpSender:
@@ -56,14 +72,18 @@ class HttpSender:
         self._secrets = secrets
         self._limits = limits
         self._network = network
-        self._client = httpx2.AsyncClient(
-            transport=PinnedTransport(guard, network),
-            trust_env=False,
-            follow_redirects=False,
-            # episodes share the client, never a session
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-            headers={"User-Agent": "parl-proxy", "Accept": "application/json, text/*;q=0.9"},
-        )
+        self._clients = [
+            httpx2.AsyncClient(
+                transport=PinnedTransport(guard, -(-network.max_connections // _NUM_POOLS)),
+                trust_env=False,
+                follow_redirects=False,
+                # episodes share the client, never a session
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                headers={"User-Agent": "parl-proxy", "Accept": "application/json, text/*;q=0.9"},
+            )
+            for _ in range(_NUM_POOLS)
+        ]
+        self._turns = itertools.cycle(self._clients)
 
     async def send(self, request: HttpRequest, check: CheckAccess, timeout_s: float) -> Reply:
         """One attempt, redirects within the same origin included. Transient for what another
@@ -71,35 +91,40 @@ class HttpSender:
         redirect's target is checked like any request)."""
         if len(request.content()) > self._limits.max_request_bytes:
             raise BadArguments(f"the request body is over {self._limits.max_request_bytes} bytes")
+        progress = _Progress()
         try:
             async with asyncio.timeout(timeout_s):
                 for _ in range(self._limits.max_redirects + 1):
                     check(request)
-                    reply, location = await self._exchange(request, timeout_s)
+                    reply, location = await self._exchange(request, timeout_s, progress)
                     if location is None:
                         return reply
                     request = _redirected(request, location)
         except TimeoutError:
-            raise Transient(
-                Unreachable(f"no complete answer within {timeout_s:g} s"), applied=True
-            ) from None
+            lost = Unreachable(f"no complete answer within {timeout_s:g} s")
+            raise Transient(lost, applied=progress.sending) from None
         raise RedirectRefused(f"more than {self._limits.max_redirects} redirects")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in self._clients:
+            await client.aclose()
 
-    async def _exchange(self, request: HttpRequest, timeout_s: float) -> tuple[Reply, str | None]:
+    async def _exchange(
+        self, request: HttpRequest, timeout_s: float, progress: _Progress
+    ) -> tuple[Reply, str | None]:
         ready, scrubber = self._secrets.inject(request)
         timeout = httpx2.Timeout(timeout_s, connect=min(timeout_s, self._network.connect_timeout_s))
-        outgoing = self._client.build_request(
+        client = next(self._turns)
+        outgoing = client.build_request(
             ready.method,
             ready.url,
             headers=dict(ready.headers),
             content=ready.content() if ready.has_body else None,
             timeout=timeout,
+            extensions={"trace": progress.trace},
         )
         try:
-            response = await self._client.send(outgoing, stream=True)
+            response = await client.send(outgoing, stream=True)
             try:
                 if response.status_code in _REDIRECTS and "location" in response.headers:
                     return Reply(b""), response.headers["location"]

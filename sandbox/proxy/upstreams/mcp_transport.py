@@ -132,7 +132,7 @@ class _CappedTransport(PinnedTransport):
     """Refuses larger bodies; event streams may be long, their events are capped by the SDK."""
 
     def __init__(self, guard: AddressGuard, network: NetworkConfig, max_bytes: int) -> None:
-        super().__init__(guard, network)
+        super().__init__(guard, network.max_connections)
         self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:

@@ -124,6 +124,29 @@ def test_a_lost_reply_is_never_asked_for_twice(
     assert result.num_attempts == sum(api.hits.values()) == attempts
 
 
+def test_a_write_that_never_left_is_not_unknown(tmp_path: Path, api: ApiServer) -> None:
+    """No name, no connection: it failed, and certainly had no effect."""
+
+    async def hang(host: str, port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    async def body(proxy: ToolProxy, token: str) -> ProxyResult:
+        return await proxy.call(token, "add_item", {"name": "x"})
+
+    cases: list[dict[str, Any]] = [
+        {"network": {"connect_timeout_s": 0.1}},
+        {"network": {"connect_timeout_s": 60}, "limits": {"timeout_s": 0.1}},
+    ]
+    for timeouts in cases:
+        config = api_config(
+            tmp_path, api, upstream={"server_url": "http://api.parl.test/v1"}, **timeouts
+        )
+        (tmp_path / "state/journal.jsonl").unlink(missing_ok=True)
+        result = with_proxy(config, body, resolve=hang)
+        assert (result.outcome, result.error, result.num_attempts) == ("failed", "unreachable", 3)
+
+
 def test_a_declared_idempotency_header_makes_a_write_repeatable(
     tmp_path: Path, api: ApiServer
 ) -> None:

@@ -62,6 +62,9 @@ def test_a_secret_goes_up_and_never_comes_back(
 
     async def body(proxy: ToolProxy, token: str) -> list[str]:
         tools = ["echo_post"] if binding["place"] == "body" else ["echo", "echo_post"]
+        if binding["place"] == "body":  # a request without a body has no room for it
+            refused = await proxy.call(token, "echo", {"q": "x"})
+            assert (refused.error, refused.infra) == ("secret_unavailable", True)
         results = [await proxy.call(token, tool, {"q": f"is it {SECRET}?"}) for tool in tools]
         assert [result.error for result in results] == [None] * len(tools)
         return [json.dumps(result.to_dict()) for result in results]
