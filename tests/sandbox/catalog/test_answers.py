@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import pytest
 
+from sandbox.catalog.base import Split
 from sandbox.task import TaskSpec
 from tests.sandbox.catalog.playing import family_of, judge, right_end_state
 
@@ -16,11 +17,8 @@ LONG = "9" * 100_000
 def cases(name: str) -> list[tuple[TaskSpec, str]]:
     """A few instances with their right answers."""
     family = family_of(name)
-    specs = [
-        family.instance(seed, seed, split, task_type)
-        for seed in range(3)
-        for split, task_type in (("train", "en"), ("heldout", "zh"))
-    ]
+    keys: list[tuple[Split, str]] = [("train", "en"), ("heldout", "zh")]
+    specs = [family.instance(seed, seed, *key) for seed in range(3) for key in keys]
     return [(spec, family.oracle(spec).final_text) for spec in specs]
 
 
@@ -80,7 +78,8 @@ def test_a_changed_world_fails(name: str):
     """The right answer over a changed, missing or forged file."""
     for spec, answer in cases(name)[:2]:
         (key,) = right_end_state(spec)
-        for state in ({}, {key: "0" * 64}, {key: None}, {key: True}, {"correctness": 1.0}):
+        states: list[dict[str, object]] = [{}, {key: "0" * 64}, {key: None}, {key: True}]
+        for state in [*states, {"correctness": 1.0}]:
             verdict = judge(family_of(name), spec, answer, state)
             assert verdict["correctness"] == 0.0
             assert "changed" in str(verdict["reasons"])

@@ -17,6 +17,7 @@ from sandbox.task import TaskSpec, load_task
 from tests.sandbox.catalog.playing import NAMES, family_of, oracle_agent, play
 
 UNITS = {"pdf_report": "pdf_pages", "python_debug": "code_lines"}
+OTHERS: list[tuple[int, int, Split]] = [(7, 4, "train"), (8, 3, "train"), (7, 3, "heldout")]
 SLOW_WORLD = "ticket_root_cause"
 """Its setup takes seconds."""
 QUICK = [pytest.param(n, marks=pytest.mark.slow) if n == SLOW_WORLD else n for n in NAMES]
@@ -43,7 +44,7 @@ def test_an_instance_is_a_pure_function_of_its_key(name: str):
         assert get_family(name).instance(7, 3, "train", task_type).content_hash == base.content_hash
         others = {
             family_of(name).instance(seed, index, split, task_type).content_hash
-            for seed, index, split in ((7, 4, "train"), (8, 3, "train"), (7, 3, "heldout"))
+            for seed, index, split in OTHERS
         }
         assert len(others | {base.content_hash}) == 4
         assert TaskSpec.from_json(base.to_json()) == base
@@ -159,6 +160,7 @@ def test_exported_folder_loads_back(name: str, tmp_path: Path):
     assert all(f"{package}==" in dockerfile for package in family.packages)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", HARBOR)
 def test_exported_folder_works_under_plain_harbor(name: str, tmp_path: Path):
     """World, oracle and test.sh as Harbor runs them, with this Python in place of the image's."""

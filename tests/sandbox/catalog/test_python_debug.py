@@ -118,6 +118,7 @@ def test_every_bug_still_fits_its_module():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_shown_tests_notice_every_bug():
     """mutants.json is what mutations.py writes (one module of the eleven)."""
     found = [mutant for mutant in load_mutants() if mutant.module == "ledger"]
