@@ -36,8 +36,7 @@ COMMANDS = (
 )  # fmt: skip
 """Copied where this machine has them; ``sh`` and Python are required."""
 _LAYOUT = (
-    "import json,sys,sysconfig as s;print(json.dumps([s.get_path('stdlib'),"
-    "s.get_path('platstdlib'),sys.version_info[:2]]))"
+    "import json,sysconfig as s;print(json.dumps([s.get_path('stdlib'),s.get_path('platstdlib')]))"
 )
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter"})
 _DIRECTORIES = ("box", "dev", "etc", "proc", "sys", "usr", "usr/bin")
@@ -72,9 +71,12 @@ def ensure_image(client: DockerClient) -> str:
 
 
 def _listing() -> str:
-    """Hash of what the image would be made of: names, sizes and times."""
+    """Hash of what the image would be made of: names, sizes and times. The shared libraries stand
+    behind the loader's cache, which every change of one rewrites."""
     lines = [json.dumps([_PASSWD.decode(), sorted(_links().items())])]
-    for name, path in sorted(_files().items()):
+    named = [*sorted(_programs().items()), *sorted(_library().items())]
+    cache = Path("/etc/ld.so.cache")
+    for name, path in [*named, (cache.name, cache)] if cache.exists() else named:
         state = path.stat()
         lines.append(json.dumps([name, str(path), state.st_size, state.st_mtime_ns]))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
@@ -145,31 +147,39 @@ def _parents(files: dict[str, Path]) -> Iterator[str]:
 @functools.cache
 def _files() -> dict[str, Path]:
     """Name in the image -> file of this machine; links are resolved."""
-    files: dict[str, Path] = {}
-    programs = []
+    files = _programs() | _library()
+    binaries = [*_programs().values(), *(f for f in _library().values() if f.suffix == ".so")]
+    for name, path in _shared_libraries(binaries).items():
+        files.setdefault(name, path)
+    return files
+
+
+def _programs() -> dict[str, Path]:
+    """The commands and Python itself."""
+    found: dict[str, Path] = {}
     for command in COMMANDS:
-        found = shutil.which(command, path="/usr/bin:/bin")
-        if found is not None:
-            files[f"usr/bin/{command}"] = Path(found).resolve()
-            programs.append(Path(found).resolve())
-    if "usr/bin/sh" not in files:
+        path = shutil.which(command, path="/usr/bin:/bin")
+        if path is not None:
+            found[f"usr/bin/{command}"] = Path(path).resolve()
+    if "usr/bin/sh" not in found:
         raise BackendUnavailable("docker: this machine has no sh to build the base image from")
     python = find_interpreter().path
-    libraries: list[Path] = [python.resolve()]
-    files[str(python).lstrip("/")] = python.resolve()
-    run = [str(python), "-I", "-S", "-c", _LAYOUT]
+    found[str(python).lstrip("/")] = python.resolve()
+    return found
+
+
+@functools.cache
+def _library() -> dict[str, Path]:
+    """Python's standard library, without tests and installed packages."""
+    run = [str(find_interpreter().path), "-I", "-S", "-c", _LAYOUT]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=20)
-    stdlib, platstdlib, _ = json.loads(done.stdout)
-    for root in {Path(stdlib), Path(platstdlib)}:
+    found: dict[str, Path] = {}
+    for root in {Path(folder) for folder in json.loads(done.stdout)}:
         for path in root.rglob("*"):
             inner = path.relative_to(root)
             if path.is_file() and not _SKIPPED & set(inner.parts) and path.suffix != ".a":
-                files[str(path).lstrip("/")] = path
-                if path.suffix == ".so":
-                    libraries.append(path)
-    for name, path in _shared_libraries([*programs, *libraries]).items():
-        files.setdefault(name, path)
-    return files
+                found[str(path).lstrip("/")] = path
+    return found
 
 
 def _shared_libraries(binaries: list[Path]) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.backends.base import Level, PooledBox
-from tests.sandbox.conftest import BOXED, CONFIG, RunInBox, host_pids
+from tests.sandbox.conftest import BOXED, CONFIG, COUNTED, RunInBox, host_pids
 from tests.sandbox.test_attacks import SOURCE, attack, contained, usable
 
 
@@ -350,9 +350,11 @@ result = reached
     assert contained(in_box, level, code) == []
 
 
-@pytest.mark.parametrize("level", BOXED)
+@pytest.mark.slow
+@pytest.mark.parametrize("level", COUNTED)
 def test_an_inode_bomb_stays_in_the_box(level: Level, in_box: RunInBox):
-    """Empty files cost no block; the tmpfs or the memory limit ends it, and the reset copes."""
+    """Empty files cost no block but kernel memory, which the box's cgroup is charged for; a
+    container's tmpfs also has a cap on inodes. The reset copes with what was made."""
 
     async def body(box: PooledBox) -> None:
         await box.request("start", {"data": {}, "timeout_s": 5}, 10)
@@ -360,13 +362,15 @@ def test_an_inode_bomb_stays_in_the_box(level: Level, in_box: RunInBox):
 made = 0
 def bomb():
     global made
-    while made < 200_000:
+    while made < 400_000:
         open(f"{made}", "w").close()
         made += 1
 result = [attempt(bomb), made]
 """
-        result = await attack(box, code, timeout_s=20)
-        assert result in ("died", "timeout") or result[0] in ("ENOSPC", "ENOMEM", "None")  # type: ignore[index]
-        await box.kill()
+        result = await attack(box, code, timeout_s=60)
+        if level is Level.DOCKER:
+            assert isinstance(result, list) and result[0] == "ENOSPC"
+        else:
+            assert result == "died" and box.oom_kills == 1
 
     in_box(level, SOURCE, body)
