@@ -73,7 +73,8 @@ def _replayed_tools(parl: dict[str, Any], spec: TaskSpec) -> set[str]:
 
 def _wants_cassette(table: Any) -> bool:
     return isinstance(table, dict) and (
-        table.get("mode") in _MODES or bool(table.get("cassette") or table.get("cassettes"))
+        table.get("mode", table.get("default_mode")) in _MODES
+        or bool(table.get("cassette") or table.get("cassettes"))
     )
 
 

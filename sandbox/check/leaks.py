@@ -11,6 +11,7 @@ from sandbox.check.findings import Step
 from sandbox.check.lint_image import copy_of
 from sandbox.check.probe import probe_script
 from sandbox.check.subject import Case, Subject
+from sandbox.manifest.reading import read_toml
 from sandbox.task import TaskSpec
 
 MIN_ANSWER_CHARS = 4
@@ -70,6 +71,7 @@ async def run_leaks(stage: Stage, spec: TaskSpec, case: Case, subject: Subject) 
     _environment(seen["environ"], case, step)
     _data(case, step)
     _instruction(case, step)
+    _told(case, subject, step)
     step.note = f"{len(seen['files'])} files readable in the box"
     step.data["files"] = sorted(seen["files"])[:100]
     return step
@@ -145,6 +147,35 @@ def _instruction(case: Case, step: Step) -> None:
             step.add(
                 "answer-in-instruction", f"tool {tool.name}", "its description says the answer"
             )
+
+
+def _told(case: Case, subject: Subject, step: Step) -> None:
+    """ "the answer is X" in anything the agent may read, and variables named like an answer."""
+    answer = case.oracle.final_text.strip()
+    texts = {"environment/data.json": json.dumps(case.spec.environment.data, ensure_ascii=False)}
+    texts["instruction.md"] = case.spec.instruction
+    if subject.folder is not None:
+        for part in ("environment", "tools", "cassettes"):
+            for path in sorted((subject.folder / part).rglob("*")):
+                if path.is_file() and path.stat().st_size < 1 << 20:
+                    name = path.relative_to(subject.folder).as_posix()
+                    texts[name] = path.read_text("utf-8", "replace")
+        environment = read_toml(subject.folder / "task.toml").get("environment", {})
+        for name in environment.get("env", {}):
+            if _ANSWER_KEY.match(name):
+                step.add("answer-readable", f"task.toml: environment.env.{name}",
+                         "an environment variable tells the answer")  # fmt: skip
+    pattern = re.compile(
+        r"(?i)\b(?:answer|solution|expected|ground.?truth)(?:\s+value)?[\"']?\s*(?:is|:|=|are)\s*"
+        rf"[\"'`]?{re.escape(answer)}(?!\w)"
+    )
+    for name, text in texts.items():
+        if answer and pattern.search(text):
+            step.add("answer-readable", name, "says what the answer is")
+    for key, value in case.spec.verifier.data.items():
+        if str(value) == answer and case.spec.environment.data.get(key) == value:
+            step.add("answer-readable", f"environment/data.json: {key}",
+                     "is the answer, under the key that tests/data.json has for it")  # fmt: skip
 
 
 def _contains(text: str, answer: str) -> bool:

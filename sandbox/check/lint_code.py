@@ -19,7 +19,8 @@ _UNPICKLE = frozenset(
 _ANSWER_NAME = re.compile(r"(?i)^_?(expected|correct|right|true|gold(en)?|final)?_?"
                           r"(answer|solution|expected|oracle|ground_?truth)s?(_\w+)?$")  # fmt: skip
 _REWARD_NAME = re.compile(
-    r"(?i)^(is_?)?(reward|score|passed|pass|success|correct(ness)?|verdict|grade|result_ok"
+    r"(?i)^(is_?|all_?|num_?|tests?_?)*(reward|score|passed|pass|success|correct(ness)?|verdict|grade"
+    r"|result_ok|return_?code|exit_?(code|status)"
     r"|verified)$"
 )
 _SHELL_NETWORK = re.compile(
@@ -28,6 +29,9 @@ _SHELL_NETWORK = re.compile(
 )
 _SHELL_TESTS = re.compile(
     r"(?m)^[^#\n]*?(?<![\w/.}-])(?P<path>/(?!tests/|usr/|bin/)[\w./-]*(test|verify|check|grade)[\w-]*\.(py|sh))"
+)
+_SHELL_LUCK = re.compile(
+    r"(?m)^[^#\n]*(\bRANDOM\b|\bshuf\b|/dev/u?random|\$\(\s*date\b|`\s*date\b|\$\{?EPOCH)"
 )
 _SHELL_LOOSE = re.compile(r"(?m)^(?![^\n]*(?:/tests|\$|install|#[^\n]*pytest))[^\n]*\bpytest\b")
 _SHELL_REWARD = re.compile(
@@ -205,6 +209,13 @@ def lint_shell(folder: Path, step: Step) -> None:
                 "mutable-tests",
                 f"{name}:{line}",
                 f"runs {match['path']}, which the agent can write; keep tests in /tests",
+            )
+        for match in _SHELL_LUCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            step.add(
+                "nondeterministic-verifier",
+                f"{name}:{line}",
+                f"{match[1]}: the same artifacts must give the same verdict on any day",
             )
         for match in _SHELL_LOOSE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1

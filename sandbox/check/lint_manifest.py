@@ -12,7 +12,7 @@ from sandbox.manifest.reading import read_toml
 
 _SECRET_NAME = re.compile(r"(?i)(key|token|secret|passw|credential|auth|cookie)")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}")
-_CHANGES = re.compile(
+CHANGES = re.compile(
     r"^(delete|remove|drop|write|update|set|send|create|insert|add|post|put|buy|book|cancel|pay"
     r"|transfer|submit|save|edit|rename|move)(_|$)"
 )
@@ -122,7 +122,7 @@ def _parl(parl: dict[str, Any], step: Step) -> None:
             f"{threshold} is passed by doing nothing; it must be above reward_range[0] = {low}",
         )
     for name, tool in _table(parl, "tools").items():
-        if isinstance(tool, dict) and tool.get("effect") == "read" and _CHANGES.match(name):
+        if isinstance(tool, dict) and tool.get("effect") == "read" and CHANGES.match(name):
             step.add(
                 "effect-mislabeled",
                 f"task.toml: metadata.parl.tools.{name}",

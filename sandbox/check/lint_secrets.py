@@ -21,12 +21,13 @@ _SHAPES = {
         r"\b[a-z][a-z0-9+.-]*://[^\s/:@\"'${}<]+:[^\s/@\"'${}<]{3,}@"
     ),
     "a bearer token": re.compile(r"(?i)\bbearer\s+(?![${<])[A-Za-z0-9._~+/-]{12,}"),
+    "a basic authorization": re.compile(r"(?i)\bbasic\s+[A-Za-z0-9+/]{12,}={0,2}(?![\w+/])"),
 }
 _NAMED = re.compile(
     r"""(?ix) \b (?P<name> [a-z0-9_-]* (?: api[_-]?key | secret | passw(?:or)?d | passwd
     | access[_-]?key | auth[_-]?token | api[_-]?token | private[_-]?key | credentials?
-    | _token | ^token ) [a-z0-9_-]* ) ["']? \s* (?: [:=] | => ) \s*
-    (?: (?P<quote>["'])(?P<quoted>[^"'\n]{4,}?)(?P=quote) | (?P<bare>[^\s"',;}\])]{8,}) )"""
+    | token ) (?!s\b|s_|izer) [a-z0-9_-]* ) ["']? \s* (?: [:=] | => ) \s*
+    (?: (?P<quote>["'])(?P<quoted>[^"'\n]{4,}?)(?P=quote) | (?P<bare>[^\s"',;}\])]{6,}) )"""
 )
 _HARMLESS = re.compile(
     r"(?i)^(?:\$|<|\{|%|x{3,}|\*{3,}|\.{3}|your[_-]|change[_-]?me|example|placeholder|dummy|none$"
@@ -44,7 +45,7 @@ def lint_secrets(folder: Path, files: list[Path], step: Step) -> None:
             continue
         text = path.read_text("utf-8", "replace")
         for number, line in enumerate(text.splitlines(), start=1):
-            found = _secret(line[:4000], code=path.suffix in (".py", ".sh"))
+            found = _secret(line[:4000], code=path.suffix == ".py")
             if found is not None:
                 step.add(
                     "secret-literal",
@@ -64,7 +65,7 @@ def _secret(line: str, code: bool) -> str | None:
             continue
         if match["quoted"] is None and (code or not re.search(r"\d", value)):
             continue  # in code a bare word is a name; elsewhere a word without digits is prose
-        if " " in value:
+        if " " in value or value.isdigit():
             continue
         return f"a literal value for {match['name']!r}"
     return None

@@ -14,6 +14,7 @@ from sandbox.check.binomial import upper_bound
 from sandbox.check.build import check_build
 from sandbox.check.cassettes import check_cassettes, missed_calls
 from sandbox.check.determinism import run_determinism, variant_bundle, variant_spec
+from sandbox.check.effects import run_effects
 from sandbox.check.episodes import Played, Stage, open_stage
 from sandbox.check.findings import CheckReport, Step
 from sandbox.check.leaks import run_leaks
@@ -121,6 +122,7 @@ async def _check(
             probed = probe_spec(case.spec, probe)
             await checker.step(run_tamper(stage, probed, subject.bundle))
             await checker.step(run_leaks(stage, probed, case, subject))
+            await checker.step(run_effects(stage, probed, case))
     variants = variant_bundle(subject.bundle)
     async with open_stage(spec, variants, settings.config, leases) as stage:
         for case in checker.first_of_each_type():

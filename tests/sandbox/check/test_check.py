@@ -21,7 +21,7 @@ from sandbox.templates.new import FAMILIES, write_task
 from tests.sandbox.conftest import best_level
 
 STEPS = ["schema", "lint", "build", "oracle", "nop", "agents", "attacks", "tamper", "leaks",
-         "determinism", "cassettes", "timing"]  # fmt: skip
+         "effects", "determinism", "cassettes", "timing"]  # fmt: skip
 
 
 def test_an_example_passes_and_the_report_holds_every_number(tmp_path: Path):
