@@ -1,6 +1,6 @@
 """ContractSearch: penalty clauses of a long contract, whatever they are called.
 
-Eighty to a hundred clauses, tens of thousands of characters; the sums to find hide behind
+Ninety to two hundred clauses, tens of thousands of characters; the sums to find hide behind
 liquidated damages, late fees, forfeits, service credits, 违约金, 滞纳金, 扣减 and more, beside
 caps, deposits and struck-out clauses. The search is SQLite FTS5: stems in English, trigrams in
 Chinese. Budget unit: the calls of a direct solution.
