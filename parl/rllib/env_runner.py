@@ -68,7 +68,7 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
             parts.family.bundle,
             size=run.sandbox.pool_size,
             leases=self._leases,  # pyright: ignore[reportArgumentType] - a mapped column is a str
-            config=sandbox_config(run),
+            config=sandbox_config(run, config.run_id),
             lease_ttl_s=LEASE_TTL_S,
         )
         self._worker = RolloutWorker(

@@ -35,7 +35,7 @@ class LocalCollector:
             parts.family.bundle,
             size=config.sandbox.pool_size,
             leases=leases,  # pyright: ignore[reportArgumentType] - a mapped column is a str
-            config=sandbox_config(config),
+            config=sandbox_config(config, store.run_id),
         )
         self._worker = RolloutWorker(
             "local",

@@ -74,9 +74,12 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
     )
 
 
-def sandbox_config(config: RunConfig) -> SandboxConfig:
-    """Boxes of the run; for task folders as large as the largest of them asks."""
-    boxes = SandboxConfig(level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local)
+def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
+    """Boxes of the run; for task folders as large as the largest of them asks. ``run_id`` goes
+    into containers' labels."""
+    boxes = SandboxConfig(
+        level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local, run=run_id
+    )
     family = find_family(config.tasks.family)
     if not isinstance(family, FolderFamily):
         return boxes
