@@ -72,7 +72,9 @@ class SimulatorProcess:
 
     async def _running(self) -> asyncio.subprocess.Process:
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            # answers end before the exit is noticed: a request in between would wait for nobody
+            ended = self._reading is not None and self._reading.done()
+            if self._process is None or self._process.returncode is not None or ended:
                 command = guarded(
                     python_module("sandbox.proxy.simulator_worker", Path(self._name).name)
                 )
