@@ -45,6 +45,7 @@ class Limits:
     timeout_s: float = 600.0
     call_timeout_s: float = 10.0
     max_output_bytes: int = 65536
+    setup_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -251,6 +252,7 @@ def _limits(parl: ParlSection, timeout_s: float | None) -> Limits:
         timeout_s=600.0 if timeout_s is None else timeout_s,
         call_timeout_s=parl.budget.call_timeout_s,
         max_output_bytes=parl.budget.max_output_bytes,
+        setup_timeout_s=parl.budget.setup_timeout_s,
     )
 
 

@@ -27,7 +27,6 @@ MALFORMED_WARN_AT = 2
 MALFORMED_STOP_AT = 4
 GRACE_S = 5.0
 """The agent in the box enforces a call's own limit; only a dead agent misses limit + grace."""
-SETUP_TIMEOUT_S = 30.0
 _CUT = re.compile(r"\n\[cut: \d+ bytes\]\Z")
 
 VerifyFn = Callable[[dict[str, Any], float], Awaitable[Reply]]
@@ -88,7 +87,9 @@ class ToolSession:
         episode with ENV_ERROR."""
         self._expect("start", SessionState.NEW)
         self._state = SessionState.RUNNING
-        reply = await self._request("start", {"data": self.spec.environment.data}, SETUP_TIMEOUT_S)
+        reply = await self._request(
+            "start", {"data": self.spec.environment.data}, self.spec.limits.setup_timeout_s
+        )
         if reply.error is not None:
             text = f"env_error: setup of {self.spec.name} failed: {reply.error} ({reply.value})"
             return self._stopped(

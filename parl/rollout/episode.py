@@ -155,7 +155,8 @@ async def _attempt(
     try:
         async with _waiting(world, job, "sandbox.open", world.settings.start_timeout_s, deadline):
             session = await world.open_session(job.task, job.episode_id, repair=job.repair)
-        async with _waiting(world, job, "sandbox.start", world.settings.start_timeout_s, deadline):
+        start_s = world.settings.start_timeout_s + job.task.limits.setup_timeout_s
+        async with _waiting(world, job, "sandbox.start", start_s, deadline):
             started = await session.start()
         trajectory.sandbox = session.enforced
         if started.stop is not None:

@@ -75,15 +75,19 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
 
 
 def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
-    """Boxes of the run; for task folders as large as the largest of them asks. ``run_id`` goes
-    into containers' labels."""
+    """Boxes of the run, as large as the largest of its tasks asks. ``run_id`` goes into
+    containers' labels."""
     boxes = SandboxConfig(
         level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local, run=run_id
     )
     family = find_family(config.tasks.family)
-    if not isinstance(family, FolderFamily):
-        return boxes
-    return config_for(family.instance(0, 0, "train", family.task_types[0]), boxes)
+    asked = [config_for(family.instance(0, 0, "train", kind), boxes) for kind in family.task_types]
+    return boxes.model_copy(
+        update={
+            name: max(getattr(size, name) for size in asked)
+            for name in ("memory_mib", "disk_mib", "cpus")
+        }
+    )
 
 
 def find_family(name: str) -> Family:

@@ -58,6 +58,8 @@ class BudgetSection(_Section):
     max_turns: int = Field(default=32, gt=0)
     max_tokens_per_turn: int | None = Field(default=None, gt=0)
     max_output_bytes: int = Field(default=65536, gt=0)
+    setup_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that building an episode's world may take."""
     """Longest observation; the rest is cut with a marker."""
     call_timeout_s: float = Field(default=10.0, gt=0)
 

@@ -110,7 +110,13 @@ def test_doctor_says_what_is_there_and_which_level_applies(capsys):
     code = cli.run(["doctor", "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert code == (0 if facts["sandbox"]["level"] else 1)
-    assert {level["level"] for level in facts["sandbox"]["levels"]} == {"A", "B", "C"}
+    assert {level["level"] for level in facts["sandbox"]["levels"]} == {
+        "A",
+        "B",
+        "C",
+        "docker",
+        "ray",
+    }
     assert all(level["reason"] for level in facts["sandbox"]["levels"])
     names = {item["name"]: item["version"] for item in facts["packages"]}
     assert names["torch"] and names["ray"]
