@@ -95,13 +95,14 @@ def show(
     """One episode, complete from the ledger: tokens, masks, calls, rewards, versions, draws."""
     from parl.cli.runs import find_run, list_runs
     from parl.cli.tokens import token_text
+    from parl.cli.visible import visible
     from parl.report.episode import episode_text, read_episode
 
     if run_name is None and episode.partition("/")[0] in {p.name for p in list_runs(runs_dir)}:
         run_name = episode.partition("/")[0]
     folder = find_run(run_name, runs_dir)
     record = read_episode(folder.open_ledger(), folder.run_id, episode)
-    typer.echo(episode_text(record, token_text(folder.config)))
+    typer.echo(visible(episode_text(record, token_text(folder.config))))
 
 
 @app.command("report")
