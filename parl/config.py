@@ -75,6 +75,13 @@ class SandboxSection(ConfigModel):
     reward.repairs.cost."""
     eval_repairs: Literal["off", "strict", "cost"] = "off"
     """... in evaluation: off shows what the policy itself can do."""
+    allow_live: bool = False
+    """Proxied tools may reach real APIs (modes record, live_read, live); else they replay or
+    simulate and any other mode is an error."""
+    proxy_socket: str = ""
+    """Control socket of the node's `python -m sandbox.proxy`; empty = a proxy in each worker."""
+    proxy_file: str = ""
+    """proxy.toml of the operator (secrets, quotas, network) for the proxy in each worker."""
 
 
 class WarmStartSection(ConfigModel):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class SandboxConfig(BaseModel):
@@ -15,7 +16,8 @@ class SandboxConfig(BaseModel):
 
     level: Literal["auto", "A", "B", "C", "docker", "ray"] = "auto"
     unsafe_local: bool = False
-    """Allow level C: no isolation, only for code you would run yourself."""
+    """Allow level C, and simulators of a task's author in the proxy of this process: no isolation,
+    only for code you would run yourself."""
     memory_mib: int = Field(default=256, ge=32)
     """Levels A, docker: of the whole box (tmpfs included). Else: address space of each process."""
     disk_mib: int = Field(default=16, ge=1)
@@ -37,3 +39,22 @@ class SandboxConfig(BaseModel):
     """docker: run id, for the container's label."""
     max_age_s: float = Field(default=24 * 3600.0, gt=3600)
     """docker: anybody may remove an older container; boxes retire an hour before."""
+    allow_live: bool = False
+    """Tools behind the proxy may reach real APIs (modes record, live_read and live)."""
+    proxy_socket: Path | None = None
+    """Control socket of the node's `python -m sandbox.proxy`; None = a proxy in this process, made
+    when the first task asks for one."""
+    proxy_file: Path | None = None
+    """The operator's proxy.toml (secrets, quotas, network) for the proxy in this process."""
+    proxy_dir: Path | None = None
+    """Where the proxy in this process keeps audit log and journal, a folder for each pool; None = a
+    temporary one, removed at the end."""
+
+    @model_validator(mode="after")
+    def _one_proxy(self) -> Self:
+        if self.proxy_socket is not None and self.proxy_file is not None:
+            raise ValueError(
+                "proxy_socket and proxy_file are both set; the proxy at the socket has a "
+                "configuration of its own, drop proxy_file"
+            )
+        return self

@@ -26,6 +26,7 @@ from sandbox.calls.table import ToolTable
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, TaskError
 from sandbox.guardian import Guardian
+from sandbox.proxied import ProxyDoor, split_owner
 from sandbox.shelf import BoxShelf, Leases, ShelfStats
 from sandbox.task import TaskSpec, ToolBundle
 from sandbox.tool_session import GRACE_S, ToolSession
@@ -78,6 +79,7 @@ class SandboxPool:
             )
         )
         self._tables: dict[str, ToolTable] = {}
+        self._door = ProxyDoor(self.config, bundle.trusted)
 
     @property
     def level(self) -> Level:
@@ -105,21 +107,30 @@ class SandboxPool:
         timeout_s: float = 60.0,
         repair: RepairPolicy = DEFAULT_POLICY,
     ) -> ToolSession:
-        """A session in a pristine box; ``owner`` (an episode id) goes into the box's lease,
-        ``repair`` says how far broken calls are mended.
+        """A session in a pristine box, with its proxied tools; ``owner`` (an episode id, or
+        "ID@WEIGHT_VERSION") goes into the box's lease and the proxy's audit log, ``repair`` says
+        how far broken calls are mended.
 
         TaskError when the task needs other code or other sizes than this pool's boxes have;
-        SandboxError when none came free in time; SandboxLost when a new one does not start.
+        SandboxError when none came free in time; SandboxLost when a new one does not start. For
+        proxied tools also the errors of ``sandbox.proxied.ProxyDoor.open``.
         """
         self._check(spec)
         table = self._table(spec)
-        box = await self._boxes.take(owner, timeout_s)
-        return ToolSession(spec, table, box, self._verify, self._release, repair)
+        proxied = await self._door.open(spec, owner)
+        try:
+            box = await self._boxes.take(split_owner(owner)[0], timeout_s)
+        except BaseException:
+            if proxied is not None:
+                await asyncio.shield(asyncio.ensure_future(proxied.close()))
+            raise
+        return ToolSession(spec, table, box, self._verify, self._release, repair, proxied)
 
     async def close(self) -> None:
         """Kill every box and give up their leases; running sessions see SandboxLost."""
         await self._boxes.close()
         await self._verifiers.close()
+        await self._door.close()
         await asyncio.to_thread(self._guardian.close)
 
     async def _release(self, box: Box) -> None:

@@ -17,6 +17,8 @@ from sandbox.manifest.harbor import Manifest
 from sandbox.manifest.native import is_native, load_native
 from sandbox.manifest.parl_section import LoopSection, ParlSection, ToolSection
 from sandbox.manifest.reading import load_manifest
+from sandbox.proxy.declare import ProxySpec
+from sandbox.proxy.errors import ProxyError
 from sandbox.shell.world import BUNDLE_NAME, shell_sources, shell_world
 from sandbox.tool_schema import tools_from_source
 from sandbox.tool_spec import STRICT, Effect, KeyRepair, LoopSpec, PollSpec, ToolSpec
@@ -73,7 +75,8 @@ class TaskSpec:
     ``budget_units``: e.g. {"calls": 3}; ``min_tokens``: fewest sampled tokens of a correct
     solution; ``bundle``: hash of the ToolBundle this instance belongs to; ``key_repair``: how far
     argument keys may be matched at most; ``state_digest``: function of tools.py whose value changes
-    with the world, which tells progress from a loop.
+    with the world, which tells progress from a loop; ``proxy``: those of ``tools`` that the tool
+    proxy serves.
     """
 
     name: str
@@ -93,15 +96,25 @@ class TaskSpec:
     forbidden_tools: tuple[str, ...] = ()
     key_repair: KeyRepair = "fuzzy"
     state_digest: str | None = None
+    proxy: ProxySpec | None = None
 
     @cached_property
     def content_hash(self) -> str:
-        """sha256 (64 hex digits) of every field; the ledger's task id."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """sha256 (64 hex digits) of every field but the folder; the ledger's task id."""
+        plain = self._plain()
+        if "proxy" in plain:
+            del plain["proxy"]["folder"]
+        return hashlib.sha256(_canonical(plain).encode()).hexdigest()
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _canonical(self._plain())
+
+    def _plain(self) -> dict[str, Any]:
+        plain = asdict(self)
+        if plain["proxy"] is None:  # ids of tasks without a proxy are older than this field
+            del plain["proxy"]
+        return plain
 
     @staticmethod
     def from_json(text: str) -> TaskSpec:
@@ -112,6 +125,10 @@ class TaskSpec:
             first = error.errors(include_url=False)[0]
             key = ".".join(str(part) for part in first["loc"])
             raise TaskError(f"task JSON: key {key!r}: {first['msg']}") from error
+
+
+def _canonical(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -148,17 +165,19 @@ class LoadedTask:
     notes: tuple[str, ...] = ()
 
 
-def load_task(folder: Path) -> LoadedTask:
+def load_task(folder: Path, *, record: bool = False) -> LoadedTask:
     """Load a Harbor task folder: with ``tools/tools.py`` and ``tests/verify.py``, or a plain one.
 
     ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's; text files
     below ``environment/files/`` reach ``setup`` as ``data["files"]``. A folder without
-    ``tools/tools.py`` is a shell world (sandbox.shell), judged by ``tests/test.sh``. TaskError
-    names the file, the key and the nearest known key.
+    ``tools/tools.py`` is a shell world (sandbox.shell), judged by ``tests/test.sh``.
+    ``record``: for a session that records the cassettes of proxied tools (sandbox.recording); the
+    MCP servers it names are started.
+    TaskError names the file, the key and the nearest known key.
     """
     file = folder / "task.toml"
     if not (folder / "tools" / "tools.py").exists() and (folder / "tests" / "test.sh").exists():
-        return _load_shell_task(folder)
+        return _load_shell_task(folder, record)
     manifest = load_manifest(file)
     bundle = ToolBundle(
         name=manifest.task.name,
@@ -166,9 +185,7 @@ def load_task(folder: Path) -> LoadedTask:
         verify_source=_read(folder, "tests/verify.py"),
         packages=_packages(manifest),
     )
-    spec = spec_from_manifest(
-        manifest, bundle, instruction=_read(folder, "instruction.md").strip(), file=str(file)
-    )
+    spec = _spec_of_folder(folder, manifest, bundle, record)
     world = _read_data(folder, "environment/data.json")
     if (folder / "environment" / "files").is_dir():
         world = {**world, "files": _read_files(folder)}
@@ -180,7 +197,7 @@ def load_task(folder: Path) -> LoadedTask:
     return LoadedTask(spec=spec, bundle=bundle, manifest=manifest)
 
 
-def _load_shell_task(folder: Path) -> LoadedTask:
+def _load_shell_task(folder: Path, record: bool) -> LoadedTask:
     """A Harbor folder that knows nothing of us: a shell, its files and tests/test.sh."""
     file = folder / "task.toml"
     if is_native(file):
@@ -189,9 +206,7 @@ def _load_shell_task(folder: Path) -> LoadedTask:
         manifest, notes = load_manifest(file), ()
     tools_source, verify_source = shell_sources()
     bundle = ToolBundle(BUNDLE_NAME, tools_source, verify_source)
-    spec = spec_from_manifest(
-        manifest, bundle, instruction=_read(folder, "instruction.md").strip(), file=str(file)
-    )
+    spec = _spec_of_folder(folder, manifest, bundle, record)
     world = shell_world(folder, manifest, spec.limits.call_timeout_s)
     spec = replace(
         spec,
@@ -201,10 +216,39 @@ def _load_shell_task(folder: Path) -> LoadedTask:
     return LoadedTask(spec=spec, bundle=bundle, manifest=manifest, notes=(*notes, *world.notes))
 
 
+Proxied = tuple[ProxySpec, tuple[ToolSpec, ...]]
+
+
+def _spec_of_folder(folder: Path, manifest: Manifest, bundle: ToolBundle, record: bool) -> TaskSpec:
+    parl = manifest.metadata.parl
+    proxied: Proxied | None = None
+    if parl is not None and parl.proxy:
+        from sandbox.proxy.listing import proxied_tools
+
+        try:
+            proxied = proxied_tools(parl.proxy, folder, record=record)
+        except ProxyError as error:
+            place = f"{folder / 'task.toml'}: metadata.parl.proxy"
+            raise TaskError(f"{place}: {str(error).removeprefix(f'{place}: ')}") from error
+    return spec_from_manifest(
+        manifest,
+        bundle,
+        instruction=_read(folder, "instruction.md").strip(),
+        file=str(folder / "task.toml"),
+        proxied=proxied,
+    )
+
+
 def spec_from_manifest(
-    manifest: Manifest, bundle: ToolBundle, *, instruction: str, file: str = "task.toml"
+    manifest: Manifest,
+    bundle: ToolBundle,
+    *,
+    instruction: str,
+    file: str = "task.toml",
+    proxied: Proxied | None = None,
 ) -> TaskSpec:
-    """TaskSpec of a manifest and its code, without instance data."""
+    """TaskSpec of a manifest and its code, without instance data. ``proxied``: what its proxy
+    section declares (sandbox.proxy.listing)."""
     parl = manifest.metadata.parl
     if parl is None:
         raise TaskError(f"{file}: no [metadata.parl] table; add it with at least task_type")
@@ -224,7 +268,7 @@ def spec_from_manifest(
         name=manifest.task.name,
         task_type=parl.task_type,
         instruction=instruction,
-        tools=_tools(parl, bundle, file),
+        tools=_tools(parl, bundle, file, () if proxied is None else proxied[1]),
         bundle=bundle.hash,
         family=parl.family,
         environment=EnvironmentSpec(
@@ -242,6 +286,7 @@ def spec_from_manifest(
         forbidden_tools=tuple(parl.forbidden_tools),
         key_repair=parl.key_repair,
         state_digest=parl.state_digest,
+        proxy=None if proxied is None else proxied[0],
     )
 
 
@@ -256,14 +301,29 @@ def _limits(parl: ParlSection, timeout_s: float | None) -> Limits:
     )
 
 
-def _tools(parl: ParlSection, bundle: ToolBundle, file: str) -> tuple[ToolSpec, ...]:
-    tools = tools_from_source(bundle.tools_source)
+def _tools(
+    parl: ParlSection, bundle: ToolBundle, file: str, proxied: tuple[ToolSpec, ...]
+) -> tuple[ToolSpec, ...]:
+    own = tools_from_source(bundle.tools_source, allow_none=bool(proxied))
+    tools = (*own, *proxied)
     names = [tool.name for tool in tools]
+    for tool in proxied:
+        if names.count(tool.name) > 1:
+            raise TaskError(
+                f"{file}: tools.py and metadata.parl.proxy both offer a tool {tool.name!r}; rename "
+                f"one (upstreams.NAME.tools.{tool.name}.name)"
+            )
+        section = parl.tools.get(tool.name)
+        if section and (section.effect, section.parameters, section.idempotent) != (None,) * 3:
+            raise TaskError(
+                f"{file}: metadata.parl.tools.{tool.name}: effect, schema and idempotent of a "
+                "proxied tool stand in metadata.parl.proxy.upstreams (the schema in its document)"
+            )
     for key, listed in (("tools", parl.tools), ("forbidden_tools", parl.forbidden_tools)):
         for name in listed:
             if name not in names:
                 raise TaskError(
-                    f"{file}: metadata.parl.{key} names {name!r}, which tools.py does not define; "
+                    f"{file}: metadata.parl.{key} names {name!r}, which nothing defines; "
                     f"tools: {', '.join(names)}"
                 )
     return tuple(

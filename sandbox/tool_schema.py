@@ -27,11 +27,16 @@ _SPEC = TypeAdapter(ToolSpec)
 
 
 def tools_from_source(
-    source: str, file: str = "tools/tools.py", *, allow_async: bool = False
+    source: str,
+    file: str = "tools/tools.py",
+    *,
+    allow_async: bool = False,
+    allow_none: bool = False,
 ) -> tuple[ToolSpec, ...]:
     """ToolSpecs in the order of the file; TaskError names file and line.
 
     ``allow_async``: coroutines are tools too (in the proxy; a box runs plain functions only).
+    ``allow_none``: the file may hold no tool (the proxy serves them all).
     """
     try:
         tree = ast.parse(source)
@@ -54,7 +59,7 @@ def tools_from_source(
             **options,
         }
         tools.append(_spec(fields, f"{file}:{node.lineno}"))
-    if not tools:
+    if not tools and not allow_none:
         raise TaskError(f"{file}: no tool found; decorate a module-level function with @tool")
     return tuple(tools)
 

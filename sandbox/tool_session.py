@@ -18,6 +18,7 @@ from sandbox.calls.table import ToolTable
 from sandbox.calls.types import ILLEGAL_CODES, CallError, DecodedCall
 from sandbox.errors import SandboxError
 from sandbox.loops import LoopAction, LoopDetector, is_infra_error
+from sandbox.proxied import ProxiedTools
 from sandbox.session import Observation, RawCall, SessionState, Stop, Verdict
 from sandbox.task import TaskSpec
 from sandbox.toolkit import clip
@@ -52,14 +53,18 @@ class ToolSession:
         verify_fn: VerifyFn,
         release: ReleaseFn | None = None,
         repair: RepairPolicy = DEFAULT_POLICY,
+        proxied: ProxiedTools | None = None,
     ) -> None:
         """``release`` takes the box back at ``close``; default: kill it. ``repair``: how far the
-        run mends broken calls; the task's ``key_repair`` caps it."""
+        run mends broken calls; the task's ``key_repair`` caps it. ``proxied``: tools that run
+        elsewhere than in the box; the session closes them."""
         self.spec = spec
         self._tools = tools
         self._box = box
         self._verify_fn = verify_fn
         self._release = release
+        self._proxied = proxied
+        self._num_calls = 0
         self._state = SessionState.NEW
         self._repair = repair
         self._key_cap = TIER_OF_NAME[spec.key_repair]
@@ -79,8 +84,10 @@ class ToolSession:
 
     @property
     def enforced(self) -> dict[str, Any]:
-        """Limits the box really has, for the episode's record (``sandbox.backends.enforced``)."""
-        return dict(self._box.enforced)
+        """Limits the box really has, for the episode's record (``sandbox.backends.enforced``), and
+        "cassettes", the digests of what proxied tools replay."""
+        found = dict(self._box.enforced)
+        return found if self._proxied is None else {**found, "cassettes": self._proxied.cassettes}
 
     async def start(self) -> Observation:
         """Set the world up; the text is the instruction. A world that cannot be set up stops the
@@ -103,16 +110,7 @@ class ToolSession:
         decoded = decode(raw, self._tools, self._repair, self._key_cap)
         if isinstance(decoded, CallError):
             return self._refuse(decoded)
-        limits = self.spec.limits
-        reply = await self._request(
-            "call",
-            {
-                "tool": decoded.tool,
-                "arguments": decoded.arguments,
-                "max_output_bytes": limits.max_output_bytes,
-            },
-            limits.call_timeout_s,
-        )
+        reply = await self._run(decoded)
         observation = self._read_answer(decoded, reply)
         if observation.stop is not None:
             return self._stopped(observation, observation.stop)
@@ -150,10 +148,27 @@ class ToolSession:
         await asyncio.shield(self._closing)
 
     async def _give_back(self) -> None:
-        if self._release is None:
-            await self._box.kill()
-        else:
-            await self._release(self._box)
+        try:
+            if self._proxied is not None:
+                await self._proxied.close()
+        finally:
+            if self._release is None:
+                await self._box.kill()
+            else:
+                await self._release(self._box)
+
+    async def _run(self, decoded: DecodedCall) -> Reply:
+        """Run a call where its tool lives. Calls that run are numbered here and nowhere else."""
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        limits = self.spec.limits
+        if self._proxied is not None and decoded.tool in self._proxied:
+            return await self._proxied.call(decoded, index, limits.call_timeout_s)
+        params = {
+            "tool": decoded.tool,
+            "arguments": decoded.arguments,
+            "max_output_bytes": limits.max_output_bytes,
+        }
+        return await self._request("call", params, limits.call_timeout_s)
 
     async def _request(self, method: str, params: dict[str, Any], timeout_s: float) -> Reply:
         begin = time.perf_counter()
@@ -273,6 +288,8 @@ def _answer(tool: str, reply: Reply, timeout_s: float) -> tuple[str, str | None]
             return f"tool_error: {reply.value}", "tool_error"
         case "infra_error":
             return f"infra_error: {reply.value}", "infra_error"
+        case "refused":
+            return f"tool_error: {reply.value}", "tool_error"
         case "timeout":
             return f"tool_error: {tool} did not answer within {timeout_s:g} s", "tool_error"
         case "died":

@@ -154,7 +154,7 @@ async def _attempt(
     session: Session | None = None
     try:
         async with _waiting(world, job, "sandbox.open", world.settings.start_timeout_s, deadline):
-            session = await world.open_session(job.task, job.episode_id, repair=job.repair)
+            session = await world.open_session(job.task, _owner(job), repair=job.repair)
         start_s = world.settings.start_timeout_s + job.task.limits.setup_timeout_s
         async with _waiting(world, job, "sandbox.start", start_s, deadline):
             started = await session.start()
@@ -298,6 +298,13 @@ async def _give_back(
             await session.close()
     except (SandboxError, WaitTimeout) as error:
         log.warning("sandbox_not_closed", episode=job.episode_id, error=_one_line(error))
+
+
+def _owner(job: EpisodeJob) -> str:
+    """The episode, and for the audit log of proxied tools the weights that call them."""
+    if job.task.proxy is None or job.weight_version < 0:
+        return job.episode_id
+    return f"{job.episode_id}@{job.weight_version}"
 
 
 def _room(job: EpisodeJob, world: World, trajectory: Trajectory, context: EpisodeContext) -> int:

@@ -19,6 +19,7 @@ from sandbox.catalog.registry import get_family
 from sandbox.check.folder_family import PREFIX, FolderFamily
 from sandbox.config import SandboxConfig
 from sandbox.pool import config_for
+from sandbox.proxied import check_proxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,27 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
 def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
     """Boxes of the run, as large as the largest of its tasks asks. ``run_id`` goes into
     containers' labels."""
+    section = config.sandbox
+    if section.proxy_socket and section.proxy_file:
+        raise ConfigError(
+            "sandbox.proxy_socket and sandbox.proxy_file are both set; the proxy at the socket has "
+            "a configuration of its own, drop proxy_file"
+        )
     boxes = SandboxConfig(
-        level=config.sandbox.level, unsafe_local=config.sandbox.unsafe_local, run=run_id
+        level=section.level,
+        unsafe_local=section.unsafe_local,
+        run=run_id,
+        allow_live=section.allow_live,
+        proxy_socket=Path(section.proxy_socket) if section.proxy_socket else None,
+        proxy_file=Path(section.proxy_file) if section.proxy_file else None,
+        # the audit log outlives the run
+        proxy_dir=Path(config.run.dir) / run_id / "proxy" if run_id else None,
     )
     family = find_family(config.tasks.family)
-    asked = [config_for(family.instance(0, 0, "train", kind), boxes) for kind in family.task_types]
+    specs = [family.instance(0, 0, "train", kind) for kind in family.task_types]
+    for spec in specs:
+        check_proxy(spec, boxes, family.bundle.trusted)
+    asked = [config_for(spec, boxes) for spec in specs]
     return boxes.model_copy(
         update={
             name: max(getattr(size, name) for size in asked)

@@ -133,13 +133,16 @@ class ProxyClient:
         *,
         policy_version: int | None = None,
         data: dict[str, Any] | None = None,
+        replace: bool = False,
     ) -> RemoteEpisode:
-        """A new episode. SandboxLost when no proxy answers, ProxyError when it refuses."""
+        """A new episode; ``replace`` closes one of that id that a dead process left open.
+        SandboxLost when no proxy answers, ProxyError when it refuses."""
         body = {
             "episode": episode,
             "world": world,
             "policy_version": policy_version,
             "data": data or {},
+            "replace": replace,
         }
         answer = await self.request("POST", "/v1/episodes", body)
         tools = tuple(ToolSpec(**tool) for tool in answer["tools"])

@@ -53,6 +53,7 @@ class OpenEpisode(_Body):
     world: str
     policy_version: int | None = None
     data: dict[str, Any] = Field(default_factory=dict)
+    replace: bool = False
 
 
 class AddWorld(_Body):
@@ -98,7 +99,11 @@ def control_door(proxy: ToolProxy) -> Starlette:
     async def open_episode(request: Request) -> Response:
         body = await _parsed(request, OpenEpisode)
         episode = await proxy.open_episode(
-            body.episode, body.world, policy_version=body.policy_version, data=body.data
+            body.episode,
+            body.world,
+            policy_version=body.policy_version,
+            data=body.data,
+            replace=body.replace,
         )
         specs = proxy.tools(episode.token)
         return JSONResponse(

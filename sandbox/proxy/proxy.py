@@ -109,23 +109,31 @@ class ToolProxy:
         *,
         policy_version: int | None = None,
         data: dict[str, Any] | None = None,
+        replace: bool = False,
     ) -> Episode:
         """A new episode; its ``token`` is all that the sandbox gets. ``data`` goes to ``setup`` of
-        simulators. ProxyError: no such world, or the id is open already."""
+        simulators. ``replace``: an open episode of this id belongs to an attempt that died, and is
+        closed. ProxyError: no such world, or the id is open already."""
         if world not in self._worlds:
             raise ProxyConfigError(f"no world {world!r}; there are: {', '.join(self._worlds)}")
         loaded = await asyncio.shield(self._worlds[world][1])
-        if any(opened.id == episode for opened in self._episodes.values()):
-            raise ProxyError(f"episode {episode!r} is open already; close it first")
+        for earlier in [opened for opened in self._episodes.values() if opened.id == episode]:
+            if not replace:
+                raise ProxyError(f"episode {episode!r} is open already; close it first")
+            await self.close_episode(earlier.token)
         opened = Episode(episode, loaded, policy_version)
         if self.config.canary:
             mark = hmac.new(self._hmac_key, f"canary:{episode}".encode(), hashlib.sha256)
             opened.canary = f"parl-{mark.hexdigest()[:16]}"
         self._episodes[opened.token] = opened
-        for source in loaded.sources.values():
-            await source.upstream.open_episode(episode, data or {})
-            if source.simulator is not None:
-                await source.simulator.open_episode(episode, data or {})
+        try:
+            for source in loaded.sources.values():
+                await source.upstream.open_episode(episode, data or {})
+                if source.simulator is not None:
+                    await source.simulator.open_episode(episode, data or {})
+        except BaseException:  # nobody else knows its token
+            await self.close_episode(opened.token)
+            raise
         return opened
 
     def episode(self, token: str) -> Episode:

@@ -1,0 +1,72 @@
+"""The tools a task's proxy section declares, as the model sees them, without a running proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sandbox.proxy.config import Mode, ProxyConfig, ToolConfig, WorldConfig
+from sandbox.proxy.declare import (
+    ProxySpec,
+    declared_files,
+    mode_of,
+    recording,
+    without_servers,
+    world_of_section,
+)
+from sandbox.tool_spec import ToolSpec
+
+
+def proxied_tools(
+    section: dict[str, Any], folder: Path, *, record: bool = False
+) -> tuple[ProxySpec, tuple[ToolSpec, ...]]:
+    """The spec of a proxy section and its tools: from the OpenAPI document, the source of a
+    simulator, or what an MCP server told when its cassette was recorded.
+
+    ``record``: whatever has a cassette gets the mode record, and MCP servers, which are programs of
+    the author's choice, are started and asked; their answer goes to the cassette. ProxyError.
+    """
+    if record:
+        section = recording(section)
+    world = world_of_section(section, folder)
+    upstreams = {
+        name: upstream.model_copy(update={"mode": mode_of(upstream)})
+        for name, upstream in world.upstreams.items()
+    }
+    files = declared_files(section, folder)
+    asked = {
+        name: upstream if record else without_servers(name, upstream)
+        for name, upstream in upstreams.items()
+    }
+    # load_task is called inside and outside of event loops
+    with ThreadPoolExecutor(1, "parl-proxy-listing") as executor:
+        listed = executor.submit(asyncio.run, _listed(WorldConfig(upstreams=asked))).result()
+    modes: dict[str, Mode] = {
+        spec.name: upstreams[source].tools.get(name, ToolConfig()).mode
+        or mode_of(upstreams[source])
+        for source, name, spec in listed
+    }
+    tables = {
+        name: {**table, "mode": mode_of(upstreams[name])}
+        for name, table in section.get("upstreams", {}).items()
+    }
+    spec = ProxySpec(
+        section={**section, "upstreams": tables}, folder=str(folder), modes=modes, files=files
+    )
+    return spec, tuple(tool for _, _, tool in listed)
+
+
+async def _listed(world: WorldConfig) -> list[tuple[str, str, ToolSpec]]:
+    """(upstream, its name of the tool, the tool)"""
+    from sandbox.proxy.proxy import ToolProxy
+
+    with tempfile.TemporaryDirectory(prefix="parl-listing-") as state:
+        proxy = ToolProxy(ProxyConfig(state_dir=Path(state)))
+        try:
+            loaded = await proxy.add_world("task", world)
+            return [(tool.source.name, tool.listed, tool.spec) for tool in loaded.tools.values()]
+        finally:
+            await proxy.close()
