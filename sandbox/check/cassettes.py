@@ -51,6 +51,8 @@ def check_cassettes(folder: Path, spec: TaskSpec, oracle: Script) -> Step:
 
 def _replayed_tools(parl: dict[str, Any], spec: TaskSpec) -> set[str]:
     """Tools that a manifest puts behind a proxy in a mode that needs cassettes."""
+    if spec.proxy is not None:
+        return {tool for tool, mode in spec.proxy.modes.items() if mode in _MODES}
     found: set[str] = set()
     names = [tool.name for tool in spec.tools]
     proxy = parl.get("proxy", {})

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from sandbox.backends.base import Level
+from sandbox.check.findings import Step
+from sandbox.check.run import CheckSettings, check_folder
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, SandboxLost, TaskError
 from sandbox.fakes import MemoryLeases
@@ -349,6 +351,27 @@ def test_an_mcp_server_is_recorded_and_then_replayed_without_it(tmp_path: Path) 
     texts = in_pool(folder, config(), body)
     assert texts == [observation.text for observation in played.observations]
     assert "buy milk" in texts[1]
+
+
+@pytest.mark.slow
+def test_the_check_knows_recorded_tasks(tmp_path: Path, api: ApiServer) -> None:
+    """Step "cassettes" fails before the recording and holds after it, with the API gone; the
+    solution passes in every episode."""
+    need(Level.A)
+    folder = api_task(tmp_path / "task", api)
+    settings = CheckSettings(repeat=2, config=config())
+
+    def steps() -> dict[str, Step]:
+        report = asyncio.run(check_folder(folder, settings))
+        return {step.name: step for step in report.steps}
+
+    assert "missing-cassette" in {each.rule for each in steps()["cassettes"].findings}
+    recording = config(allow_live=True, proxy_file=operator(tmp_path, api))
+    asyncio.run(record_task(folder, recording, MemoryLeases()))
+    api.stop()
+    found = steps()
+    assert found["cassettes"].findings == [] and not found["cassettes"].skipped
+    assert found["oracle"].findings == found["determinism"].findings == []
 
 
 SIMULATED = '\n[metadata.parl.proxy.upstreams.stock]\nkind = "python"\nsource = "tools/stock.py"\n'
