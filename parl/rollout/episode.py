@@ -51,6 +51,7 @@ class OpenSession(Protocol):
 RESTARTABLE = (SandboxLost, ContextLost, CapacityError, StaleWeights, WaitTimeout)
 """The world broke, not the policy: the episode starts again with the same draws."""
 
+SESSION_GRACE_S = 10.0
 _CALL = "sandbox.call"
 _VERIFY = "sandbox.verify"
 
@@ -228,8 +229,10 @@ async def _run_calls(
 ) -> tuple[list[tuple[ChatCall, str]], Stop | None]:
     """The calls of one turn, in order; those after a stop are not run."""
     answers: list[tuple[ChatCall, str]] = []
+    # the session enforces the task's limit; a wait that passes both means that the session hangs
+    call_s = max(world.settings.call_timeout_s, job.task.limits.call_timeout_s + SESSION_GRACE_S)
     for index, call in enumerate(reply.calls):
-        async with _waiting(world, job, _CALL, world.settings.call_timeout_s, deadline):
+        async with _waiting(world, job, _CALL, call_s, deadline):
             seen = await session.call(
                 RawCall(call.name_text, call.arguments_text, turn=len(trajectory.turns))
             )
