@@ -14,9 +14,9 @@ from reward_models.config import RewardConfig
 
 
 class RunSection(ConfigModel):
-    name: str = "run"
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Names the run folder and the ledger row; a run id is name plus a number."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**40)
     dir: str = "runs"
     """Parent of run folders."""
     ledger: str = ""

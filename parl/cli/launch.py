@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Protocol, TextIO
 
 import typer
@@ -14,13 +18,14 @@ from infra.errors import LedgerError
 from infra.leases import LeaseBook
 from infra.log import bind, configure
 from infra.metrics import Metrics
-from parl.cli.runs import DEFAULT_PARENT, RunFolder, sole_driver
+from parl.cli.runs import RunFolder, shortest, sole_driver
 from parl.report.bar import open_progress
 from parl.report.progress import WrittenLines
 from parl.report.watchers import MetricsWatcher, Several
 from parl.report.write import write_report
 from parl.rounds.certified import require_certified
-from parl.rounds.experiment import run_experiment
+from parl.rounds.checkpoint import CHECKPOINTS, verify_checkpoint
+from parl.rounds.experiment import FINISHED, run_experiment
 from parl.rounds.machine import WARM_START, RoundMachine
 from parl.rounds.parts import RunParts
 from parl.rounds.reports import RoundReport
@@ -28,28 +33,59 @@ from parl.store.store import Store
 from sandbox.reaper import reap_box
 from sandbox.shelf import LEASE_KIND
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: a scheduler's way to say Ctrl-C."""
 
 
 def drive(folder: RunFolder, stream: TextIO) -> None:
-    """Lines go to ``stream``. An error passes through after the ledger and the user know how
-    to go on; an interrupt ends with exit code 130."""
+    """Lines go to ``stream``. An error passes through after the ledger and the user know how to go
+    on; Ctrl-C ends with exit code 130, SIGTERM with 143. A finished run only gets its report."""
     with sole_driver(folder):
         ledger = folder.open_ledger()
         store = Store(ledger, folder.run_id)
-        hint = f"resume with: parl rl resume {_shortest(folder)}"
+        hint = f"resume with: parl rl resume {shortest(folder)}"
         try:
-            _run(folder, ledger, store, stream)
-        except KeyboardInterrupt:
-            _note(store, "stopped", "interrupted")
-            typer.echo(f"interrupted; {hint}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+            _hear_sigterm()
+            if store.run_status() != FINISHED:
+                _check_checkpoint(folder, store)
+                _run(folder, ledger, store, stream)
+            files = write_report(ledger, folder.run_id, folder.path)
+        except KeyboardInterrupt as interrupt:
+            if store.run_status() == FINISHED:
+                hint = f"the run is finished; its report: parl rl report {shortest(folder)}"
+            else:
+                _note(store, "stopped", "interrupted")
+            terminated = isinstance(interrupt, Terminated)
+            typer.echo(f"{'terminated' if terminated else 'interrupted'}; {hint}", err=True)
+            raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
         except Exception as error:
             _note(store, "failed", f"{type(error).__name__}: {error}")
             typer.echo(f"stopped by an error; {hint}", file=stream)
             raise
-        files = write_report(ledger, folder.run_id, folder.path)
         typer.echo(f"\n{files.text}\n\nreport  {files.report}\ncurves  {files.curves}", file=stream)
+
+
+def _hear_sigterm() -> None:
+    """Also once Ray has connected: it installs a handler of its own that aborts the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _check_checkpoint(folder: RunFolder, store: Store) -> None:
+    """CheckpointError before a cluster is started, not after."""
+    rows = [row for row in store.committed_rounds() if row.checkpoint_path]
+    if rows:
+        newest = rows[-1]
+        assert newest.checkpoint_path is not None and newest.checkpoint_hash is not None
+        name = Path(newest.checkpoint_path).name
+        verify_checkpoint(folder.path / CHECKPOINTS / name, newest.checkpoint_hash)
 
 
 def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> None:
@@ -105,6 +141,7 @@ def _build(folder: RunFolder, ledger: Ledger, stream: TextIO) -> Built:
         run_dir=folder.path,
         ledger_url=folder.ledger_url,
         say=lambda line: typer.echo(line, file=stream),
+        connected=_hear_sigterm,
     )
 
 
@@ -130,8 +167,3 @@ def _note(store: Store, status: str, error: str) -> None:
     """The run row says how the run ended; a ledger that cannot be written is the error itself."""
     with contextlib.suppress(LedgerError):
         store.set_run_status(status, error)
-
-
-def _shortest(folder: RunFolder) -> str:
-    """The id when the run is where `parl rl resume` looks by itself, else the path."""
-    return folder.run_id if folder.path.parent == DEFAULT_PARENT.resolve() else str(folder.path)

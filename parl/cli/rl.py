@@ -42,8 +42,9 @@ def run(
     if dry_run:
         typer.echo(dump_toml(resolved), nl=False)
         return
-    from parl.cli.runs import create_run
+    from parl.cli.runs import create_run, require_sandbox
 
+    require_sandbox(resolved)
     folder = create_run(resolved)  # a ledger that cannot be written shows before torch is loaded
     from parl.cli.launch import drive
 
@@ -62,24 +63,31 @@ def resume(run_name: RunName, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
 @app.command("list")
 def list_all(runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Run folders, the oldest first."""
-    from parl.cli.runs import find_run, list_runs
+    from infra.errors import ParlError
+    from parl.cli.runs import find_run, list_runs, status_now
     from parl.report.history import read_history
 
     for path in list_runs(runs_dir):
-        folder = find_run(str(path), runs_dir)
-        history = read_history(folder.open_ledger(), folder.run_id)
-        typer.echo(f"{path}  {history.status}  {len(history.rounds)}/{history.num_rounds} rounds")
+        try:
+            folder = find_run(str(path), runs_dir)
+            history = read_history(folder.open_ledger(), folder.run_id)
+        except ParlError as error:  # one damaged run must not hide the others
+            typer.echo(f"{path}  unreadable: {error}")
+            continue
+        status = status_now(folder, history.status)
+        typer.echo(f"{path}  {status}  {len(history.rounds)}/{history.num_rounds} rounds")
 
 
 @app.command("status")
 def status(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Rounds, success, tokens per solved task, gates, time left, episodes by state."""
-    from parl.cli.runs import find_run
+    from parl.cli.runs import find_run, status_now
     from parl.report.history import read_history
     from parl.report.status import status_text
 
     folder = find_run(run_name, runs_dir)
-    typer.echo(status_text(read_history(folder.open_ledger(), folder.run_id)))
+    history = read_history(folder.open_ledger(), folder.run_id)
+    typer.echo(status_text(history, status_now(folder, history.status)))
 
 
 @app.command("show")

@@ -65,6 +65,17 @@ def resolve(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
     return config
 
 
+def require_sandbox(config: RunConfig) -> None:
+    """BackendUnavailable when boxes of this run cannot be made on this machine. A cluster
+    elsewhere makes its own; its runners will say."""
+    if config.backend == "ray" and config.ray.address:
+        return
+    from parl.rounds.parts import sandbox_config
+    from sandbox.backends.choice import choose_backend
+
+    choose_backend(sandbox_config(config))
+
+
 def create_run(config: RunConfig) -> RunFolder:
     """A new folder ``<run.dir>/<run.name>-<number>`` with config.toml, and the run's ledger row.
 
@@ -140,6 +151,33 @@ def sole_driver(folder: RunFolder) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def driver_of(folder: RunFolder) -> str | None:
+    """Process number of the run's living driver; None when nobody on this machine drives it."""
+    lock = folder.path / LOCK_FILE
+    if not lock.exists():
+        return None
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "?"
+    return None
+
+
+def status_now(folder: RunFolder, status: str) -> str:
+    """``status`` as the ledger has it, unless it says running and the driver is dead: a killed
+    process cannot write that it was."""
+    never_driven = not (folder.path / LOCK_FILE).exists()
+    if status != "running" or never_driven or driver_of(folder) is not None:
+        return status
+    return f"stopped (its driver is gone; go on with: parl rl resume {shortest(folder)})"
+
+
+def shortest(folder: RunFolder) -> str:
+    """The id when the run is where `parl rl resume` looks by itself, else the path."""
+    return folder.run_id if folder.path.parent == DEFAULT_PARENT.resolve() else str(folder.path)
 
 
 def code_commit() -> str:

@@ -9,11 +9,12 @@ from parl.report.progress import round_line
 LAST_ROUNDS = 3
 
 
-def status_text(history: RunHistory) -> str:
-    """Several lines; the first one is the whole answer for a machine with little patience."""
+def status_text(history: RunHistory, status: str = "") -> str:
+    """Several lines; the first one is the whole answer for a machine with little patience.
+    ``status``: what is known beyond the ledger, which a killed driver cannot write to."""
     done, total = len(history.rounds), history.num_rounds
     lines = [
-        f"run {history.run_id}: {history.status}, {done}/{total} rounds, "
+        f"run {history.run_id}: {status or history.status}, {done}/{total} rounds, "
         f"left {words.duration(history.time_left() if done < total else 0.0)}"
     ]
     if history.error:

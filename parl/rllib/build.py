@@ -50,8 +50,10 @@ def build_ray(
     ledger_url: str,
     say: Say = lambda line: None,
     cluster: ClusterConfig | None = None,
+    connected: Callable[[], None] = lambda: None,
 ) -> RayRun:
-    """Connect or start a cluster and build the run on it. ``say`` gets a line a step.
+    """Connect or start a cluster and build the run on it. ``say`` gets a line a step; ``connected``
+    is called once Ray has taken over this process's signals.
 
     ClusterError: no cluster, or one that is too small. ConfigError, LedgerError.
     """
@@ -62,6 +64,7 @@ def build_ray(
     )
     loader.start()
     handle = connect(cluster or cluster_config(config))
+    connected()
     say(f"ray at {handle.address} after {time.perf_counter() - started:.1f} s")
     try:
         loader.join()

@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 
 from parl.errors import CheckpointError, RunError
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints in its run folder."""
 TEMP_PREFIX = ".tmp-"
 
 

@@ -9,6 +9,8 @@ from parl.rounds.machine import RoundMachine
 from parl.rounds.ports import LearnerPort
 from parl.rounds.reports import Progress, RoundReport, RunSummary
 
+FINISHED = "finished"
+"""Status of a run that has nothing left to do."""
 WarmStart = Callable[[LearnerPort, Callable[[int, int, float], None]], dict[str, float]]
 
 
@@ -49,6 +51,6 @@ def run_experiment(
         num_rounds=rounds.num_rounds,
         seconds=time.perf_counter() - started,
     )
-    machine.store.set_run_status("finished")
+    machine.store.set_run_status(FINISHED)
     progress.finished(summary)
     return summary

@@ -19,7 +19,7 @@ from parl.config import RunConfig
 from parl.errors import CheckpointError, RoundError
 from parl.rollout.jobs import GroupJob
 from parl.rounds.batch import Batch, make_batch
-from parl.rounds.checkpoint import prune, sweep, verify_checkpoint, write_checkpoint
+from parl.rounds.checkpoint import CHECKPOINTS, prune, sweep, verify_checkpoint, write_checkpoint
 from parl.rounds.clock import Clock
 from parl.rounds.jobs import JobMaker
 from parl.rounds.ports import Collector, LearnerPort
@@ -63,7 +63,7 @@ class RoundMachine:
         self._collector = collector
         self._tasks = tasks
         self._jobs = jobs
-        self._checkpoints = run_dir / "checkpoints"
+        self._checkpoints = run_dir / CHECKPOINTS
         self._reward = RewardModel(config.reward)
         self._state: RewardState = self._reward.initial_state()
         self._version = NO_WEIGHTS

@@ -79,6 +79,11 @@ class Store:
         with self._ledger.session() as session:
             return _run_info(self._run_row(session))
 
+    def run_status(self) -> str:
+        """running | finished | failed | stopped."""
+        with self._ledger.session() as session:
+            return self._run_row(session).status
+
     def set_run_status(self, status: str, error: str | None = None) -> None:
         """running | finished | failed | stopped; ``error`` = one line."""
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from infra.db.engine import open_ledger
 from infra.errors import ConfigError, LedgerError
 from parl.cli import main as cli
+from parl.cli.launch import drive
 from parl.cli.runs import create_run, find_run, list_runs, sole_driver
 from parl.config import RunConfig
 from parl.errors import RunError
+from parl.store.store import Store
 
 
 def config(parent, **run) -> RunConfig:
@@ -28,8 +32,6 @@ def test_runs_are_numbered_and_found_again(tmp_path):
     assert find_run(None, tmp_path).run_id in {"t-001", "t-002"}
     assert [path.name for path in list_runs(tmp_path)] == ["t-001", "t-002"]
     ledger = first.open_ledger()
-    from parl.store.store import Store
-
     info = Store(ledger, "t-001").load_run()
     ledger.close()
     assert (info.status, info.seed, info.run_dir) == ("running", 4, str(first.path))
@@ -121,3 +123,45 @@ def test_doctor_looks_into_a_run(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "run t-001: running, 0 rounds committed" in out
     assert "no worker has written a wait file yet" in out
+
+
+def test_a_dead_driver_is_not_called_running(tmp_path, capsys):
+    """Its last word in the ledger is "running"; the lock knows better."""
+    folder = create_run(config(tmp_path))
+    with sole_driver(folder):
+        pass
+    assert cli.run(["rl", "list", "--dir", str(tmp_path)]) == 0
+    assert "stopped (its driver is gone; go on with: parl rl resume" in capsys.readouterr().out
+    with sole_driver(folder):
+        assert cli.run(["rl", "status", "t-001", "--dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("run t-001: running, 0/")
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path, capsys):
+    first, _ = create_run(config(tmp_path)), create_run(config(tmp_path))
+    (first.path / "ledger.db").write_bytes(b"no database")
+    assert cli.run(["rl", "list", "--dir", str(tmp_path)]) == 0
+    one, other = capsys.readouterr().out.splitlines()
+    assert one.startswith(f"{first.path.parent}/t-001  unreadable: ")
+    assert other.startswith(f"{first.path.parent}/t-002  running")
+
+
+@pytest.mark.parametrize(
+    "values", [{"name": "../x"}, {"name": ""}, {"name": "a b"}, {"seed": 2**40}, {"seed": 10**23}]
+)
+def test_names_and_seeds_that_cannot_be_are_refused(tmp_path, values):
+    """A name is a folder's name; a seed is multiplied and still fits 63 bits."""
+    with pytest.raises(ValidationError):
+        config(tmp_path, **values)
+
+
+def test_a_finished_run_gets_its_report_and_no_cluster(tmp_path):
+    """Resuming it starts nothing."""
+    folder = create_run(config(tmp_path))
+    ledger = folder.open_ledger()
+    Store(ledger, folder.run_id).set_run_status("finished")
+    ledger.close()
+    stream = io.StringIO()
+    drive(folder, stream)
+    assert "report  " in stream.getvalue() and "ray at" not in stream.getvalue()
+    assert (folder.path / "report.md").exists()
