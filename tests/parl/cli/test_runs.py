@@ -63,8 +63,8 @@ def test_two_drivers_do_not_share_a_run(tmp_path):
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True
     )
+    assert child.stdout is not None
     try:
-        assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         with (
             pytest.raises(RunError, match=f"driven by process {child.pid} already"),
