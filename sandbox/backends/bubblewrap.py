@@ -186,11 +186,26 @@ def _file_system(interpreter: Interpreter, disk_bytes: int) -> list[str]:
         arguments += ["--tmpfs", str(path), "--remount-ro", str(path)]
     for path, target in interpreter.links:
         arguments += ["--symlink", target, str(path)]
+    for name, target in _alternatives(interpreter.binds):
+        arguments += ["--symlink", target, name]
     arguments += ["--symlink", "usr/bin", "/bin", "--proc", "/proc"]
     arguments += ["--dev", "/dev", "--remount-ro", "/dev"]
     arguments += ["--perms", "0700", "--size", str(disk_bytes), "--tmpfs", WORKDIR]
     arguments += ["--symlink", WORKDIR.lstrip("/"), "/tmp", "--chdir", WORKDIR]
     return [*arguments, "--remount-ro", "/"]
+
+
+def _alternatives(binds: tuple[Path, ...]) -> list[tuple[str, str]]:
+    """(name, target) of the links that Debian's /usr/bin/awk, which, vi and others go through.
+
+    Only those into what the box shows: the folder itself may name other places of the host.
+    """
+    found = []
+    for link in sorted(Path("/etc/alternatives").glob("*")):
+        target = link.readlink() if link.is_symlink() else None
+        if target is not None and any(target.is_relative_to(bind) for bind in binds):
+            found.append((str(link), str(target)))
+    return found
 
 
 def _memory_file(content: bytes) -> int:

@@ -61,8 +61,11 @@ def bash(command: str) -> str:
 def write_file(path: str, content: str) -> str:
     """Write a text file, replacing what was there."""
     target = _inside(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(_renamed(content.encode(), _world()["roots"]))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(_renamed(content.encode(), _world()["roots"]))
+    except OSError as error:
+        raise ToolError(f"{path} cannot be written: {error.strerror}") from error
     return f"wrote {len(content.encode())} bytes to {path}"
 
 
@@ -72,7 +75,11 @@ def read_file(path: str) -> str:
     target = _inside(path)
     if not target.is_file():
         raise ToolError(f"no file {path}")
-    return _shown(target.read_text(encoding="utf-8", errors="replace"), _world()["roots"])
+    try:
+        text = target.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ToolError(f"{path} cannot be read: {error.strerror}") from error
+    return _shown(text, _world()["roots"])
 
 
 def end_state() -> dict[str, Any]:

@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def _verify(
     for path, entry in data["tests"].items():
         _put(base / "tests" / path, _content(base, entry, data["roots"]), entry["mode"])
     code, output = _run(base, data)
+    output = _shown(output, base)
     reward = _reward(rewards)
     if isinstance(reward, str):
         return {"error": f"{reward}; test.sh: {code}; {output[-300:]}"}
@@ -55,13 +57,31 @@ def _verify(
 
 
 _SKIPPED = '#!/bin/sh\necho "skipped: $(basename "$0") needs a network"\nexit 0\n'
-_PYTEST = '#!/bin/sh\nexec python3 -I "{runner}" "$@"\n'
+_PYTEST = '#!/bin/sh\nexec "{python}" -I "{runner}" "$@"\n'
 _UVX = """#!/bin/sh
 while [ $# -gt 0 ] && [ "$1" != pytest ]; do shift; done
 [ $# -eq 0 ] && exit 0
 shift
-exec python3 -I "{runner}" "$@"
+exec "{python}" -I "{runner}" "$@"
 """
+_PYTHON = """#!/bin/sh
+number=0
+before=
+for word in "$@"; do
+    number=$((number + 1))
+    if [ "$before$word" = -mpytest ]; then
+        shift "$number"
+        exec "{python}" -I "{runner}" "$@"
+    fi
+    case "$word" in
+        -m) before=-m ;;
+        -*) before= ;;
+        *) break ;;
+    esac
+done
+exec "{python}" "$@"
+"""
+"""A command and no module on a path: it answers before any folder that the agent can write to."""
 
 
 def _stand_ins(base: Path, runner: str) -> Path:
@@ -72,8 +92,10 @@ def _stand_ins(base: Path, runner: str) -> Path:
     texts: dict[str, str] = dict.fromkeys(
         ("apt-get", "apt", "apk", "curl", "wget", "pip", "pip3"), _SKIPPED
     )
-    texts["pytest"] = _PYTEST.format(runner=folder / "runner.py")
-    texts["uvx"] = texts["uv"] = _UVX.format(runner=folder / "runner.py")
+    filled = {"python": sys.executable, "runner": folder / "runner.py"}
+    texts["pytest"] = texts["py.test"] = _PYTEST.format(**filled)
+    texts["uvx"] = texts["uv"] = _UVX.format(**filled)
+    texts["python3"] = texts["python"] = _PYTHON.format(**filled)
     for name, text in texts.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -167,3 +189,8 @@ def _put(path: Path, content: bytes, mode: int) -> None:
 def _translate(text: str, roots: list[str], base: str) -> str:
     names = "|".join(re.escape(root) for root in roots)
     return re.sub(rf"(?<![\w./:~-])/({names})(?![\w-])", rf"{base}/\1", text)
+
+
+def _shown(text: str, base: Path) -> str:
+    """``text`` with the folders named as the task names them."""
+    return re.sub(rf"{re.escape(str(base))}(?![\w-])(/?)", "/", text)

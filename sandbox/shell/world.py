@@ -17,7 +17,7 @@ BUNDLE_NAME = "shell"
 """One name for every folder, so that all of them share a pool."""
 ROOTS = ("app", "tests", "solution", "logs")
 MAX_BYTES = 4 << 20
-_NEEDS_RUNNER = re.compile(r"(?m)^[^#\n]*\b(pytest|uvx?|pip3?|apt-get|curl)\b")
+_NEEDS_RUNNER = re.compile(r"(?m)^[^#\n]*\b(m?pytest|uvx?|pip3?|apt-get|curl)\b")
 _SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp"}
     | {"usr", "var", "box"}

@@ -268,6 +268,9 @@ result = {
     "mounts": open("/proc/self/mountinfo").read(),
     "ids": [os.getuid(), os.getgid(), os.getgroups(), os.uname().nodename],
     "root": sorted(os.listdir("/")),
+    "etc": os.listdir("/etc") if os.path.exists("/etc") else [],
+    "alternatives": [os.readlink(entry.path) for entry in os.scandir("/etc/alternatives")]
+    if os.path.exists("/etc/alternatives") else [],
     "cgroup": open("/proc/self/cgroup").read(),
     "agent": attempt(lambda: open("/proc/1/mem", "rb")),
     "agent environment": attempt(lambda: open("/proc/1/environ").read()),
@@ -284,9 +287,11 @@ result = {
     assert set(result["environment"]) <= names
     uid, gid, groups, node = result["ids"]
     assert uid == gid != 0 and set(groups) <= {gid, 65534} and node == "box"
-    roots = {"bin", "box", "dev", "lib", "lib32", "lib64", "proc", "tmp", "usr"}
-    roots |= {"etc", "sys", ".dockerenv"} if level is Level.DOCKER else set()
+    roots = {"bin", "box", "dev", "etc", "lib", "lib32", "lib64", "proc", "tmp", "usr"}
+    roots |= {"sys", ".dockerenv"} if level is Level.DOCKER else set()
     assert set(result["root"]) <= roots
+    assert level is Level.DOCKER or set(result["etc"]) <= {"alternatives"}
+    assert all(target.startswith(("/usr/", "/lib")) for target in result["alternatives"])
     assert result["agent"] == result["agent environment"] == "EACCES"
 
 

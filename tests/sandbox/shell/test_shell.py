@@ -97,6 +97,51 @@ def test_tests_and_solution_are_not_in_the_agent_s_box(folder: Path):
     assert "WANTED" not in text[0].text and "judge.py" not in text[0].text
 
 
+def test_commands_behind_alternatives_are_there(folder: Path):
+    """/usr/bin/awk and others are links through /etc on Debian."""
+    command = "printf '20\\n22\\n' | awk '{s+=$1} END{print s}'; which awk; ls /etc"
+    seen = play(folder, command).observations[0].text.splitlines()
+    assert seen[:2] == ["42", "/usr/bin/awk"] and set(seen[2:]) <= {"alternatives"}
+
+
+def test_a_folder_is_no_file(folder: Path):
+    """The refusal names the path as the task does."""
+    best_level()
+    loaded = load_task(folder)
+    call = RawCall("write_file", json.dumps({"path": "/app", "content": "x"}))
+
+    async def go() -> Played:
+        async with open_stage(loaded.spec, loaded.bundle, SandboxConfig(), MemoryLeases()) as stage:
+            return await stage.play(loaded.spec, Script("test", ((call,),), ""))
+
+    seen = asyncio.run(go()).observations[0].text
+    assert "/app cannot be written: Is a directory" in seen and "/box" not in seen
+
+
+@pytest.mark.parametrize("words", ["python3 -m pytest", "python -B -mpytest"])
+def test_pytest_runs_as_command_and_as_module(folder: Path, words: str):
+    """A pytest.py of the agent in the working directory changes nothing."""
+    (folder / "tests" / "test_x.py").write_text(
+        "from pathlib import Path\n\ndef test_x():\n    assert Path('/app/report.json').is_file()\n"
+    )
+    script = f"{words} /tests/test_x.py -q && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
+    forged = "echo 'raise SystemExit(0)' > /app/pytest.py"
+    judged_by(folder, f"cd /app; {script}")
+    assert play(folder, "echo 1 > /app/report.json").verdict.correctness == 1.0
+    assert play(folder, forged).verdict.correctness == 0.0
+
+
+def test_reasons_name_no_folder_of_the_box(folder: Path):
+    """A failed test and a failed script say /app and /tests."""
+    script = "cat /app/none.json; cat /logs/x; pwd; echo 0 > /logs/verifier/reward.txt"
+    reason = play(judged_by(folder, script)).verdict.reasons[0]
+    assert reason.split("\\n") == [
+        "cat: /app/none.json: No such file or directory",
+        "cat: /logs/x: No such file or directory", "/app"]  # fmt: skip
+    error = play(judged_by(folder, "cat /app/none.json; exit 1")).verdict.error
+    assert "cat: /app/none.json" in str(error) and "/box" not in str(error)
+
+
 @pytest.mark.parametrize(
     ("script", "correctness", "error"),
     [
