@@ -89,20 +89,23 @@ def manifest_text(
     )
 
 
-def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a JSON-lines file; TaskError names the line."""
+def read_jsonl(path: Path, skipped: list[str]) -> list[tuple[int, dict[str, Any]]]:
+    """(line number, object) of a JSON-lines file; a line that is none goes to ``skipped`` with its
+    number. TaskError when the file cannot be read or holds no line."""
     rows: list[tuple[int, dict[str, Any]]] = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
+    # not splitlines(): a JSON string may hold U+2028 and other ends of line as they are
+    lines = [line for line in enumerate(read_text(path).split("\n"), start=1) if line[1].strip()]
+    for number, line in lines:
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise TaskError(f"{path}:{number}: not valid JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise TaskError(f"{path}:{number}: expected a JSON object, found {line[:60]}")
-        rows.append((number, row))
-    if not rows:
+        except (ValueError, RecursionError) as error:
+            skipped.append(f"{path.name}:{number}: not valid JSON: {error}")
+            continue
+        if isinstance(row, dict):
+            rows.append((number, row))
+        else:
+            skipped.append(f"{path.name}:{number}: expected a JSON object, found {line[:60]}")
+    if not lines:
         raise TaskError(f"{path}: holds no row")
     return rows
 
@@ -111,5 +114,7 @@ def read_text(path: Path) -> str:
     """UTF-8 text; TaskError names the file."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: is not UTF-8 text (byte {error.start})") from error

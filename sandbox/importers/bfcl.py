@@ -20,8 +20,8 @@ _TYPES = {"dict": "object", "float": "number", "tuple": "array", "double": "numb
 def import_bfcl(source: Path, dest: Path, limit: int) -> ImportResult:
     """One task a row; TaskError when the file cannot be read."""
     result = ImportResult()
-    answers = _answers(source)
-    for number, row in read_jsonl(source):
+    answers = _answers(source, result.skipped)
+    for number, row in read_jsonl(source, result.skipped):
         if limit and len(result.tasks) >= limit:
             break
         key = str(row.get("id", f"line-{number}"))
@@ -34,11 +34,14 @@ def import_bfcl(source: Path, dest: Path, limit: int) -> ImportResult:
     return result
 
 
-def _answers(source: Path) -> dict[str, Any]:
+def _answers(source: Path, skipped: list[str]) -> dict[str, Any]:
     path = source.parent / "possible_answer" / source.name
     if not path.is_file():
         return {}
-    return {str(row.get("id")): row.get("ground_truth") for _, row in read_jsonl(path)}
+    bad: list[str] = []
+    rows = read_jsonl(path, bad)
+    skipped += [f"possible_answer/{line}" for line in bad]
+    return {str(row.get("id")): row.get("ground_truth") for _, row in rows}
 
 
 def _problem(row: dict[str, Any], truth: Any) -> str | None:

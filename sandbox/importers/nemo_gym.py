@@ -20,7 +20,7 @@ _CALL_KEYS = ("expected_calls", "expected_tool_calls", "ground_truth", "tool_cal
 def import_nemo_gym(source: Path, dest: Path, limit: int) -> ImportResult:
     """One task a row; TaskError when the file cannot be read."""
     result = ImportResult()
-    for number, row in read_jsonl(source):
+    for number, row in read_jsonl(source, result.skipped):
         if limit and len(result.tasks) >= limit:
             break
         task = _task(source.stem, number, row)
@@ -47,25 +47,22 @@ def _task(stem: str, number: int, row: dict[str, Any]) -> RecordedTask | str:
             f"verifier_metadata has keys {sorted(metadata)}; only an expected answer "
             f"({', '.join(_ANSWER_KEYS)}) or expected calls can be judged without its server"
         )
-    tools = [
-        RecordedTool(
-            name=tool["name"],
-            description=tool.get("description") or "",
-            schema=tool.get("parameters") or {"type": "object"},
-        )
-        for tool in params.get("tools") or []
-        if isinstance(tool, dict) and tool.get("type", "function") == "function"
-    ]
+    tools = _tools(params.get("tools") or [])
+    if isinstance(tools, str):
+        return tools
     if not tools:
         tools = [RecordedTool("note", "Write a note to yourself.", _NOTE)]
         downgrades.append("the row has no tools: a notebook stands in")
     for key in sorted(set(params) - {"input", "tools"}):
         downgrades.append(f"responses_create_params.{key} is a matter of the run")
+    instruction = _instruction(params.get("input"))
+    if not instruction.strip():
+        return "responses_create_params.input holds no text"
     return RecordedTask(
         name=task_name("nemo-gym", str(row.get("id", f"{stem}-{number}"))),
         task_type=str(metadata.get("category") or stem),
         source="nemo-gym",
-        instruction=_instruction(params.get("input")),
+        instruction=instruction,
         tools=tools,
         calls=[
             {"name": call["name"],
@@ -80,6 +77,24 @@ def _task(stem: str, number: int, row: dict[str, Any]) -> RecordedTask | str:
     )  # fmt: skip
 
 
+def _tools(given: Any) -> list[RecordedTool] | str:
+    """The functions, in the form of the Responses or of the Chat API; or what is wrong."""
+    if not isinstance(given, list):
+        return "responses_create_params.tools: expected a list"
+    tools = []
+    for entry in given:
+        if not isinstance(entry, dict) or entry.get("type", "function") != "function":
+            continue
+        tool = entry.get("function", entry)
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            return f"a tool has no name: {json.dumps(entry)[:80]}"
+        schema = tool.get("parameters") or {"type": "object"}
+        if not isinstance(schema, dict):
+            return f"tool {tool['name']}: parameters: expected a JSON Schema"
+        tools.append(RecordedTool(tool["name"], str(tool.get("description") or ""), schema))
+    return tools
+
+
 _NOTE = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
@@ -87,11 +102,12 @@ def _instruction(given: Any) -> str:
     if isinstance(given, str):
         return given
     texts = []
-    for message in given or []:
-        content = message.get("content", "")
+    for message in given if isinstance(given, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            content = "\n".join(str(part.get("text", "")) for part in content)
-        texts.append(str(content))
+            parts = [part.get("text", "") for part in content if isinstance(part, dict)]
+            content = "\n".join(str(part) for part in parts)
+        texts.append(content if isinstance(content, str) else "")
     return "\n\n".join(text for text in texts if text)
 
 
@@ -100,10 +116,14 @@ def _call(entry: Any) -> dict[str, Any] | None:
     if not isinstance(entry, dict):
         return None
     inner = entry.get("function", entry)
+    if not isinstance(inner, dict):
+        return None
     name, arguments = inner.get("name"), inner.get("arguments", {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
             return None
-    return {"name": name, "arguments": arguments} if isinstance(name, str) else None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return {"name": name, "arguments": arguments}

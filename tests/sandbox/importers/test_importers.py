@@ -13,6 +13,7 @@ from sandbox.check.scripts import NOP, Script, oracle_of
 from sandbox.config import SandboxConfig
 from sandbox.errors import TaskError
 from sandbox.fakes import MemoryLeases
+from sandbox.importers import registry
 from sandbox.importers.base import ImportResult
 from sandbox.importers.harbor import export_family
 from sandbox.importers.registry import import_from
@@ -167,11 +168,61 @@ def test_imports_have_limits_and_clear_errors(tmp_path: Path):
         import_from("bfc", FORMATS, tmp_path)
     with pytest.raises(TaskError, match=r"does not exist"):
         import_from("bfcl", tmp_path / "none", tmp_path)
-    (tmp_path / "rows.jsonl").write_text("{}\n{\n")
-    with pytest.raises(TaskError, match=r"rows.jsonl:2: not valid JSON"):
+    (tmp_path / "rows.jsonl").write_text("\n")
+    with pytest.raises(TaskError, match=r"rows.jsonl: holds no row"):
         import_from("bfcl", tmp_path / "rows.jsonl", tmp_path / "x")
     with pytest.raises(TaskError, match=r"exists already"):
         imported("bfcl", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "source", "said"),
+    [
+        ("harbor", "bfcl/simple.jsonl", "is a file; SRC of harbor is a task folder with task.toml"),
+        (
+            "terminal-bench",
+            "bfcl/simple.jsonl",
+            "is a file; SRC of terminal-bench is a task folder",
+        ),
+        ("nemo-gym", "nemo_gym", "is a folder; SRC of nemo-gym is a .jsonl file"),
+        ("bfcl", "bfcl", "is a folder; SRC of bfcl is a .jsonl file"),
+        ("tau2", "tau2/shop/tasks.json", "is a file; SRC of tau2 is the folder of one domain"),
+        ("tau2", "tau2", "has no tasks.json, db.json, tools.py; SRC of tau2 is the folder"),
+    ],
+)
+def test_the_wrong_kind_of_source_says_the_right_one(
+    format_name: str, source: str, said: str, tmp_path: Path
+):
+    """One line, without the words of the operating system."""
+    with pytest.raises(TaskError) as caught:
+        import_from(format_name, FORMATS / source, tmp_path / "x")
+    text = str(caught.value)
+    assert said in text and "Errno" not in text and len(text.splitlines()) == 1
+    assert set(registry.SOURCES) == set(registry.FORMATS)
+
+
+BROKEN_ROWS = {
+    "{": "not valid JSON",
+    "[1]": "expected a JSON object",
+    '{"responses_create_params": {"input": "Q", "tools": [{"type": "function"}]}, '
+    '"verifier_metadata": {"answer": "1"}}': "a tool has no name",
+    '{"responses_create_params": {"input": [1]}, "verifier_metadata": {"answer": "1"}}':
+    "input holds no text",
+    '{"responses_create_params": {"input": "Q"}, "verifier_metadata": {"expected_calls": '
+    '[{"name": "f", "arguments": [1]}]}}': "can be judged",
+}  # fmt: skip
+
+
+def test_a_broken_row_is_skipped_with_its_number(tmp_path: Path):
+    """The rows around it are imported."""
+    good = (FORMATS / "nemo_gym" / "rows.jsonl").read_text().splitlines()[:2]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join([good[0], *BROKEN_ROWS, good[1]]) + "\n")
+    result = import_from("nemo-gym", file, tmp_path / "out")
+    assert len(result.tasks) == 2
+    numbered = {line.split(": ")[0]: line for line in result.skipped}
+    for number, said in enumerate(BROKEN_ROWS.values(), start=2):
+        assert said in numbered[f"rows.jsonl:{number}"]
 
 
 def test_a_shipped_instance_is_exported_as_harbor(tmp_path: Path):
