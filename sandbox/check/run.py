@@ -24,6 +24,7 @@ from sandbox.check.scripts import NOP, echo_script, random_script
 from sandbox.check.subject import Case, Subject, content_hash, family_subject, folder_subject
 from sandbox.check.tamper import run_tamper
 from sandbox.check.timing import CountTokens, check_timing, utf8_tokens
+from sandbox.check.written import written_by
 from sandbox.config import SandboxConfig
 from sandbox.errors import TaskError
 from sandbox.fakes import MemoryLeases
@@ -120,7 +121,8 @@ async def _check(
     async with open_stage(spec, probe, settings.config, leases) as stage:
         for case in checker.first_of_each_type():
             probed = probe_spec(case.spec, probe)
-            await checker.step(run_tamper(stage, probed, subject.bundle))
+            written = await written_by(stage, probed, case.oracle)
+            await checker.step(run_tamper(stage, probed, subject.bundle, case.oracle, written))
             await checker.step(run_leaks(stage, probed, case, subject))
             await checker.step(run_effects(stage, probed, case))
     variants = variant_bundle(subject.bundle)

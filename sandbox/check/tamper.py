@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
+from sandbox.check.perturb import try_answers, try_artifacts
 from sandbox.check.probe import STATE_KEY, probe_script
 from sandbox.check.scripts import Script
+from sandbox.check.written import Written
 from sandbox.shell.world import BUNDLE_NAME
 from sandbox.task import TaskSpec, ToolBundle
 
@@ -81,14 +83,20 @@ def attacks(spec: TaskSpec, bundle: ToolBundle) -> Iterator[Attack]:
             yield Attack("follows-links", probe_script(f"{how}-link-{name}", code, "done"))
 
 
-async def run_tamper(stage: Stage, spec: TaskSpec, bundle: ToolBundle) -> Step:
-    """``spec`` and ``stage`` are those of the probe bundle, ``bundle`` the task's own."""
+async def run_tamper(
+    stage: Stage, spec: TaskSpec, bundle: ToolBundle, oracle: Script, written: Written
+) -> Step:
+    """``spec`` and ``stage`` are those of the probe bundle, ``bundle`` the task's own; ``written``
+    is what ``oracle`` left."""
     step = Step("tamper")
     ran = 0
     for attack in attacks(spec, bundle):
         played = await stage.play(spec, attack.script)
         ran += 1
         judge(attack, played, step)
+    sprays = {"numbers": _numbers(), "everything-readable": _words(spec)}
+    ran += await try_answers(stage, spec, oracle, sprays, step)
+    ran += await try_artifacts(stage, spec, oracle, written, step)
     step.note = f"{ran} attacks"
     return step
 

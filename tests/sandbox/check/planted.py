@@ -153,6 +153,23 @@ def reward_from_workdir(folder: Path) -> None:
     )(folder)
 
 
+def judge(old: str, new: str) -> Callable[[Path], None]:
+    """Change tests/judge.py of the shell example."""
+    return lambda folder: edit(folder / "tests" / "judge.py", old, new)
+
+
+def answer_from_agent_files(folder: Path) -> None:
+    """The verifier counts the logs itself, as the agent left them."""
+    text = (folder / "tests" / "judge.py").read_text()
+    wanted = next(line for line in text.splitlines() if line.startswith("WANTED"))
+    judge(wanted, "import collections\n\nWANTED = collections.Counter(\n"
+          "    line.split(maxsplit=2)[2]\n"
+          "    for path in sorted(Path('/app/logs-in').glob('*.log'))\n"
+          "    for line in path.read_text().splitlines()\n"
+          "    if line.split()[1] == 'ERROR'\n)")(folder)  # fmt: skip
+    manifest('["/app/report.json"]', '["/app/report.json", "/app/logs-in"]')(folder)
+
+
 OK = "    return {'correctness': 1.0, 'reasons': []}\n"
 RIGHT = "    right = end_state['items'] == data['items']\n"
 FLAWS = [
@@ -251,6 +268,22 @@ FLAWS = [
     Flaw("crashes without an answer", "verifier-error", "python", verifier(
         RIGHT + "    return {'correctness': float(right and int(final_text) == 3),\n"
         "            'reasons': [str(int(final_text))]}\n"), False),
+    Flaw("number anywhere in the answer", "answer-spray", "python", verifier(
+        RIGHT + "    good = right and '3' in final_text\n"
+        "    return {'correctness': float(good), 'reasons': []}\n"), False),
+    Flaw("tolerance that a NaN meets", "answer-spray", "python", verifier(
+        RIGHT + "    try:\n        far = abs(float(final_text) - 3) > 0.01\n"
+        "    except ValueError:\n        far = True\n"
+        "    return {'correctness': float(right and not far), 'reasons': []}\n"), False),
+    Flaw("an empty report passes", "empty-passes", "bash", judge(
+        "found == WANTED", "isinstance(found, dict) and all(WANTED.get(k) == v for k, v in "
+        "found.items())"), False),
+    Flaw("a bonus out of range", "verifier-error", "python", verifier(
+        RIGHT + "    good = right and final_text.strip() == '3'\n"
+        "    bonus = 0.2 if len(final_text) > 1 else 0.0\n"
+        "    return {'correctness': good + bonus if good else 0.0, 'reasons': []}\n"), False),
+    Flaw("answer computed from the agent's files", "verifier-trusts-agent", "bash",
+         answer_from_agent_files, False),
     Flaw("follows links", "follows-links", "python", follow_links, False),
     # -- the task itself
     Flaw("public network", "agent-network", "python",
