@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from sandbox.task import TaskSpec, ToolBundle
 
 AGENTS = ("oracle", "nop", "shell", "engine")
+FORMS = (
+    'a line is {"name": "TOOL", "arguments": {...}}, {"calls": [{"name": ...}, ...]} for several '
+    'calls, or {"final_text": "..."} to answer'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +129,11 @@ async def _scripted(session: Session, script: Script | None) -> Verdict:
 
 
 async def _by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
-    """A person's episode: ``{"name", "arguments"}`` calls a tool, ``{"final_text"}`` answers."""
+    """A person's episode; a line is what a line of ``solution/calls.jsonl`` is."""
     for tool in spec.tools:
         typer.echo(f"tool {tool.name}: {tool.description}")
         typer.echo(f"     {json.dumps(tool.schema, ensure_ascii=False)}")
-    typer.echo('call with {"name": "TOOL", "arguments": {...}}, answer with {"final_text": "..."}')
+    typer.echo(FORMS)
     while True:
         if lines.isatty():
             typer.echo("parl> ", nl=False)
@@ -145,21 +149,31 @@ async def _by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
         elif "final_text" in entry:
             return await session.verify(str(entry["final_text"]))
         else:
-            seen = await session.call(_raw(entry))
-            print_observation(seen)
-            if seen.stop is not None:
-                return await session.verify("")
+            for call in entry.get("calls", [entry]):
+                seen = await session.call(_raw(call))
+                print_observation(seen)
+                if seen.stop is not None:
+                    return await session.verify("")
 
 
 def _entry(line: str) -> dict[str, Any] | str:
-    """The object a person typed, or what is wrong with it."""
+    """The object a person typed, or what is wrong with it and what a line must be."""
     try:
         entry = json.loads(line)
     except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(entry, dict) or not ("final_text" in entry or "name" in entry):
-        return 'expected {"name": ..., "arguments": {...}} or {"final_text": ...}'
-    return entry
+        return f"not JSON ({error}); {FORMS}"
+    if not isinstance(entry, dict):
+        return f"not a JSON object; {FORMS}"
+    if "final_text" in entry:
+        return entry
+    calls = entry.get("calls", [entry])
+    if isinstance(calls, list) and calls and all(_is_call(call) for call in calls):
+        return entry
+    return f"neither calls nor an answer; {FORMS}"
+
+
+def _is_call(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str)
 
 
 def _raw(entry: dict[str, Any]):

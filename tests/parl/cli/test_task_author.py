@@ -91,21 +91,25 @@ def test_wrong_words_are_one_line_and_exit_2(
 def test_a_person_can_drive_a_task(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Calls and answer as JSON lines; what is no JSON is said and goes on."""
+    """Calls, one and several a line, and an answer; what is neither is said and goes on."""
     best_level()
-    lines = [
-        "nonsense",
-        *(
-            json.dumps({"name": "set_price", "arguments": {"item": item, "price": price}})
-            for item, price in (("bolt M6", 144), ("cable 2 m", 828), ("lamp", 2820))
-        ),
-        json.dumps({"final_text": "3"}),
+    calls = [
+        {"name": "set_price", "arguments": {"item": item, "price": price}}
+        for item, price in (("bolt M6", 144), ("cable 2 m", 828), ("lamp", 2820))
     ]
+    lines = [
+        "set the price, please", "3", '{"calls": [{"arguments": {}}]}',
+        json.dumps(calls[0]), json.dumps({"calls": calls[1:]}),
+        json.dumps({"final_text": "3"}),
+    ]  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
     assert cli.run(["task", "run", str(folder), "--agent", "shell"]) == 0
     seen = capsys.readouterr()
     assert "cable 2 m: price 828" in seen.out and "verdict      pass" in seen.out
-    assert "not JSON" in seen.err
+    said = [line for line in seen.err.splitlines() if 'a line is {"name": "TOOL"' in line]
+    starts = ("not JSON (", "not a JSON object; ", "neither calls nor an answer; ")
+    assert len(said) == 3
+    assert all(line.startswith(start) for line, start in zip(said, starts, strict=True))
 
 
 @pytest.mark.parametrize(("agent", "code"), [("oracle", 0), ("nop", 1)])

@@ -138,8 +138,11 @@ def test_reasons_name_no_folder_of_the_box(folder: Path):
     assert reason.split("\\n") == [
         "cat: /app/none.json: No such file or directory",
         "cat: /logs/x: No such file or directory", "/app"]  # fmt: skip
-    error = play(judged_by(folder, "cat /app/none.json; exit 1")).verdict.error
-    assert "cat: /app/none.json" in str(error) and "/box" not in str(error)
+    failing = "from pathlib import Path\n\ndef test_x():\n    Path('/app/none').read_text()\n"
+    (folder / "tests" / "test_x.py").write_text(failing)
+    script = "pytest /tests/test_x.py; echo 0 > /logs/verifier/reward.txt"
+    reason = play(judged_by(folder, script)).verdict.reasons[0]
+    assert "No such file or directory: '/app/none'" in reason and "/box" not in reason
 
 
 @pytest.mark.parametrize(
