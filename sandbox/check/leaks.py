@@ -10,7 +10,9 @@ from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.lint_image import copy_of
 from sandbox.check.probe import probe_script
+from sandbox.check.scripts import SHELL_ANSWER
 from sandbox.check.subject import Case, Subject
+from sandbox.check.written import Written
 from sandbox.manifest.reading import read_toml
 from sandbox.task import TaskSpec
 
@@ -23,9 +25,36 @@ _ANSWER_FILE = re.compile(
     r"(?i)(solution|solve|oracle|answer|expected|ground_?truth|gold(en)?|verify|grader|reward"
     r"|test[_.]|_test)"
 )
+_EXPECTED = re.compile(r"(?i)\b(expected|answers?|solution|right result|correct|ground.?truth)\b")
+MIN_ARTIFACT_CHARS = 8
 _WALK = """
-import json, os
+import base64, binascii, gzip, io, json, os, re, zipfile, zlib
 here = os.getcwd()
+
+
+def unpacked(content):
+    try:
+        if content[:2] == b"\\x1f\\x8b":
+            return [(" (gzip)", gzip.GzipFile(fileobj=io.BytesIO(content)).read(20000))]
+        if content[:2] == b"PK":
+            archive = zipfile.ZipFile(io.BytesIO(content))
+            return [(" (zip): " + name, archive.open(name).read(20000))
+                    for name in archive.namelist()[:50] if not name.endswith("/")]
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError,
+            NotImplementedError, ValueError):
+        return []
+    parts = []
+    joined = re.sub(rb"(?<=[A-Za-z0-9+/])\\r?\\n(?=[A-Za-z0-9+/=])", b"", content[:20000])
+    for coded in re.findall(rb"[A-Za-z0-9+/]{12,}={0,2}", joined)[:50]:
+        try:
+            plain = base64.b64decode(coded, validate=True)
+            plain.decode()
+        except (binascii.Error, UnicodeDecodeError):
+            continue
+        parts.append((" (base64 %d)" % len(parts), plain))
+    return parts
+
+
 system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run"}
 roots = [here] + ["/" + name for name in os.listdir("/") if name not in system]
 found, seen, total = {}, set(), 0
@@ -46,18 +75,23 @@ for root in roots:
             path = os.path.join(folder, name)
             try:
                 with open(path, "rb") as file:
-                    text = file.read(20000).decode("utf-8", "replace")
+                    content = file.read(200000)
             except OSError:
                 continue
-            if total + len(text) < 700000:
-                found[os.path.relpath(path, here) if path.startswith(here) else path] = text
-                total += len(text)
+            shown = os.path.relpath(path, here) if path.startswith(here) else path
+            for inner, part in [("", content), *unpacked(content)]:
+                text = part[:20000].decode("utf-8", "replace")
+                if total + len(text) < 700000:
+                    found[shown + inner] = text
+                    total += len(text)
 print(json.dumps({"files": found, "environ": dict(os.environ)}))
 """
 
 
-async def run_leaks(stage: Stage, spec: TaskSpec, case: Case, subject: Subject) -> Step:
-    """``spec`` and ``stage`` are those of the probe bundle."""
+async def run_leaks(
+    stage: Stage, spec: TaskSpec, case: Case, subject: Subject, written: Written
+) -> Step:
+    """``spec`` and ``stage`` are those of the probe bundle; ``written``: what the oracle left."""
     step = Step("leaks")
     played = await stage.play(spec, probe_script("leak-probe", _WALK))
     text = played.observations[0].text if played.observations else ""
@@ -68,6 +102,8 @@ async def run_leaks(stage: Stage, spec: TaskSpec, case: Case, subject: Subject) 
         step.note = f"the box could not be searched: {(text or played.start_text)[:200]}"
         return step
     _files(seen["files"], case, subject, step)
+    _artifacts(seen["files"], written, step)
+    _final_text(seen["files"], case, written, step)
     _environment(seen["environ"], case, step)
     _data(case, step)
     _instruction(case, step)
@@ -100,6 +136,64 @@ def _files(files: dict[str, str], case: Case, subject: Subject, step: Step) -> N
             and _contains(text, answer)
         ):
             step.add("answer-readable", f"box: {name}", "holds the answer under a telling name")
+
+
+def _artifacts(files: dict[str, str], written: Written, step: Step) -> None:
+    """What the oracle must write lies in the box already, as such or as pairs in other words."""
+    for artifact, content in written.artifacts.items():
+        wanted = content.decode("utf-8", "replace").strip()
+        if artifact.startswith(".") or len(wanted) < MIN_ARTIFACT_CHARS:
+            continue
+        value = _json(wanted)
+        pairs = _pairs(value)
+        for name, text in files.items():
+            if name == artifact:
+                continue
+            if text.strip() == wanted or (value and _json(text) == value) or (
+                len(wanted) >= 2 * MIN_ARTIFACT_CHARS and wanted in text
+            ):  # fmt: skip
+                step.add("answer-readable", f"box: {name}",
+                         f"holds what the solution writes to {artifact}; keep it out of "
+                         "environment/")  # fmt: skip
+            elif len(pairs) > 1 and all(pair.search(text) for pair in pairs):
+                step.add(
+                    "answer-readable",
+                    f"box: {name}",
+                    f"tells every value that the solution writes to {artifact}",
+                    "error" if _EXPECTED.search(text) else "warning",
+                )
+
+
+def _pairs(value: Any) -> list[re.Pattern[str]]:
+    """``key: value`` with any punctuation between, for each entry of a flat JSON object."""
+    if not isinstance(value, dict) or any(isinstance(v, dict | list) for v in value.values()):
+        return []
+    return [
+        re.compile(rf"(?<!\w){re.escape(str(key))}[^\w\n]{{1,6}}{re.escape(str(inner))}(?!\w)")
+        for key, inner in value.items()
+    ]
+
+
+def _json(text: str) -> Any:
+    """The object or list that ``text`` is, or None."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _final_text(files: dict[str, str], case: Case, written: Written, step: Step) -> None:
+    """The answer in any file, unless the task's tools say it anyway or nobody reads it."""
+    answer = case.oracle.final_text.strip()
+    told = any(_contains(text, answer) for text in written.texts)
+    if len(answer) < MIN_ANSWER_CHARS or told or answer == SHELL_ANSWER:
+        return
+    for name, text in files.items():
+        if _contains(text, answer):
+            step.add("answer-readable", f"box: {name}",
+                     f"holds the answer {answer[:40]!r}, which no call of the solution reads; "
+                     "check that it is there on purpose", "warning")  # fmt: skip
 
 
 def _environment(environ: dict[str, str], case: Case, step: Step) -> None:

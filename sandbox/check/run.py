@@ -123,7 +123,7 @@ async def _check(
             probed = probe_spec(case.spec, probe)
             written = await written_by(stage, probed, case.oracle)
             await checker.step(run_tamper(stage, probed, subject.bundle, case.oracle, written))
-            await checker.step(run_leaks(stage, probed, case, subject))
+            await checker.step(run_leaks(stage, probed, case, subject, written))
             await checker.step(run_effects(stage, probed, case))
     variants = variant_bundle(subject.bundle)
     async with open_stage(spec, variants, settings.config, leases) as stage:

@@ -21,6 +21,8 @@ from sandbox.shell.world import packed
 from sandbox.task import TaskSpec
 
 SHELL_TOOL = "bash"
+SHELL_ANSWER = "done"
+"""Final text of a .sh script: a shell task judges files."""
 _CHUNK = 256 << 10
 _END = "PARL_END_OF_FILE"
 
@@ -78,12 +80,12 @@ def shell_script(path: Path, folder: Path, name: str, upload: bool) -> Script:
     """A .sh file run through the tool ``bash``. ``upload``: its whole folder goes to /solution
     first, as Harbor's oracle does; else only its own text runs."""
     if not upload:
-        return Script(name, (_bash(path.read_text(encoding="utf-8")),), "done")
+        return Script(name, (_bash(path.read_text(encoding="utf-8")),), SHELL_ANSWER)
     rounds = []
     for file, entry in packed(path.parent, folder).items():
         rounds += _uploaded(f"/solution/{file}", base64.b64decode(entry["base64"]))
     rounds.append(_bash("bash /solution/solve.sh"))
-    return Script(name, tuple(rounds), "done")
+    return Script(name, tuple(rounds), SHELL_ANSWER)
 
 
 def _uploaded(path: str, content: bytes) -> list[tuple[RawCall, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -170,6 +172,18 @@ def answer_from_agent_files(folder: Path) -> None:
     manifest('["/app/report.json"]', '["/app/report.json", "/app/logs-in"]')(folder)
 
 
+def packed_report(folder: Path) -> None:
+    """The right report, compressed, among the logs."""
+    target = folder / "environment" / "data" / ".cache" / "r.bin"
+    target.parent.mkdir()
+    target.write_bytes(gzip.compress(b'{"refused db-1": 1,\n "timeout db-2": 3}'))
+
+
+def log_note(name: str, text: str) -> Callable[[Path], object]:
+    """A file beside the logs that the agent reads."""
+    return lambda folder: (folder / "environment" / "data" / name).write_text(text)
+
+
 OK = "    return {'correctness': 1.0, 'reasons': []}\n"
 RIGHT = "    right = end_state['items'] == data['items']\n"
 FLAWS = [
@@ -253,6 +267,14 @@ FLAWS = [
     Flaw("answer told in a note", "answer-readable", "python",
          lambda folder: edit(folder / "environment" / "data.json", '{"items"',
                              '{"note": "The answer is 3.", "items"'), False),
+    Flaw("report beside the logs", "answer-readable", "bash",
+         log_note(".old.bak", '{"refused db-1": 1, "timeout db-2": 3}'), False),
+    Flaw("report in a gzip", "answer-readable", "bash", packed_report, False),
+    Flaw("report in base64", "answer-readable", "bash",
+         log_note("blob", base64.b64encode(b'{"refused db-1": 1, "timeout db-2": 3}').decode()),
+         False),
+    Flaw("report in words", "answer-readable", "bash",
+         log_note("README", "Fixture.\nExpected: timeout db-2 = 3, refused db-1 = 1\n"), False),
     Flaw("a write called a read", "effect-mislabeled", "python",
          lambda folder: edit(folder / "tools" / "tools.py",
                              '@tool(effect="write", idempotent=True)', '@tool(effect="read")'),
