@@ -17,8 +17,8 @@ from sandbox.fakes import MemoryLeases
 from sandbox.pool import SandboxPool
 from sandbox.task import load_task
 from tests.parl.rollout.tiny import FAST, LineChat, Policy, TinyRuntime, make_job, script
+from tests.sandbox.proxied_tasks import api_task, audit, config, operator
 from tests.sandbox.proxy.api import ApiServer
-from tests.sandbox.test_proxied import api_task, audit, config, operator
 
 
 @pytest.fixture
