@@ -49,8 +49,8 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
         hint = f"resume with: parl rl resume {shortest(folder)}"
         try:
             _hear_sigterm()
+            _check_checkpoint(folder, store)
             if store.run_status() != FINISHED:
-                _check_checkpoint(folder, store)
                 _run(folder, ledger, store, stream)
             files = write_report(ledger, folder.run_id, folder.path)
         except KeyboardInterrupt as interrupt:
