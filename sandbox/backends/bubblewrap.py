@@ -7,6 +7,7 @@ come by fd: /proc/1/cmdline inside shows no host path (facts/sandboxes.md 5.2).
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -195,6 +196,7 @@ def _file_system(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     return [*arguments, "--remount-ro", "/"]
 
 
+@functools.cache
 def _alternatives(binds: tuple[Path, ...]) -> list[tuple[str, str]]:
     """(name, target) of the links that Debian's /usr/bin/awk, which, vi and others go through.
 
