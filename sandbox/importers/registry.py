@@ -20,9 +20,9 @@ FORMATS = {
 SOURCES = {
     "harbor": "a task folder with task.toml, or a folder of them",
     "terminal-bench": "a task folder with task.yaml, or a folder of them",
-    "nemo-gym": "a .jsonl file, one task a line",
+    "nemo-gym": "a file of JSON lines, one task a line",
     "tau2": "the folder of one domain with tasks.json, db.json and tools.py",
-    "bfcl": "a .jsonl file, one question a line; answers in it or in possible_answer/ beside it",
+    "bfcl": "a file of JSON lines, one question a line; answers in it or in possible_answer/",
 }
 """What the source of each format must be."""
 _TAU2_FILES = ("tasks.json", "db.json", "tools.py")
