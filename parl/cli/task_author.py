@@ -48,16 +48,19 @@ def check(
     ] = False,
     registry: Registry = "",
 ) -> None:
-    """Everything that must hold before a task may train; 0 = passed (certified), 1 = flaws, 2 =
-    no task."""
+    """Everything that must hold before a task may train; 0 = passed (certified from --repeat 5
+    on), 1 = flaws, 2 = no task."""
     import asyncio
     import json
 
     from infra.errors import ConfigError
+    from sandbox.check.certificate import MIN_REPEAT
     from sandbox.check.findings import report_text
     from sandbox.check.run import CheckSettings
 
     quiet = json_file is not None and str(json_file) == "-"
+    if json_file is not None and not quiet:
+        _writable(json_file)  # a check takes minutes
     settings = CheckSettings(
         repeat=repeat,
         config=_config(level),
@@ -77,7 +80,27 @@ def check(
             raise ConfigError(f"--json {json_file}: {error.strerror}") from error
     if not report.passed:
         raise typer.Exit(1)
+    if repeat < MIN_REPEAT:
+        typer.echo(
+            f"not certified: --repeat {repeat} plays too few episodes, a certificate needs "
+            f"{MIN_REPEAT}",
+            err=True,
+        )
+        return
     _certify(target, report, registry, quiet)
+
+
+def _writable(path: Path) -> None:
+    """ConfigError when the report could not be written; leaves no file behind."""
+    from infra.errors import ConfigError
+
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
 
 
 def _config(level: str):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FORMAT = "parl-task-certificate-1"
 FILE = "certificate.json"
+MIN_REPEAT = 5
+"""Episodes of oracle and nop each that a certificate rests on at least."""
 
 
 @dataclass(frozen=True, slots=True)

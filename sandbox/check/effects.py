@@ -43,7 +43,6 @@ async def run_effects(stage: Stage, spec: TaskSpec, case: Case) -> Step:
             "tools/",
             "the oracle's reads alone change the end state; a tool that changes the world must not "
             "be declared a read",
-            "warning",
         )
     step.note = f"{len(reads)} reads played"
     return step

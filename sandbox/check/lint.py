@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandbox.check.findings import Step
+from sandbox.check.lint_agent_code import lint_agent_code
 from sandbox.check.lint_code import lint_shell, lint_tools, lint_verifier
 from sandbox.check.lint_image import lint_context, lint_image
 from sandbox.check.lint_manifest import lint_manifest
@@ -29,6 +30,7 @@ def lint_folder(folder: Path) -> Step:
     lint_tools(folder, step)
     lint_verifier(folder, step)
     lint_shell(folder, step)
+    lint_agent_code(folder, step)
     step.note = f"{len(files)} files"
     return step
 

@@ -21,7 +21,14 @@ from sandbox.check.leaks import run_leaks
 from sandbox.check.lint import lint_folder
 from sandbox.check.probe import probe_bundle, probe_spec
 from sandbox.check.scripts import NOP, echo_script, random_script
-from sandbox.check.subject import Case, Subject, content_hash, family_subject, folder_subject
+from sandbox.check.subject import (
+    Case,
+    Subject,
+    content_hash,
+    family_subject,
+    folder_subject,
+    special_files,
+)
 from sandbox.check.tamper import run_tamper
 from sandbox.check.timing import CountTokens, check_timing, utf8_tokens
 from sandbox.check.written import written_by
@@ -30,7 +37,7 @@ from sandbox.errors import TaskError
 from sandbox.fakes import MemoryLeases
 from sandbox.shelf import Leases
 
-CHECK_VERSION = "1"
+CHECK_VERSION = "2"
 """Goes into certificates; raise it when a step or rule is added."""
 NUM_RANDOM = 5
 
@@ -54,10 +61,21 @@ async def check_folder(
     settings = settings or CheckSettings()
     if not (folder / "task.toml").is_file():
         raise TaskError(f"{folder}: no task.toml; `parl task new` makes a task folder")
+    schema = Step("schema")
+    special = special_files(folder)
+    for path in special:
+        schema.add(
+            "special-file",
+            path.relative_to(folder).as_posix(),
+            "is neither file, folder nor link; a task folder holds only those",
+        )
+    if special:  # neither hashed nor read
+        report = _report_of(str(folder), folder.resolve().name, "", "")
+        report.steps = [schema]
+        return report
     begin = time.perf_counter()
     lint = lint_folder(folder)
     lint.elapsed_s = time.perf_counter() - begin
-    schema = Step("schema")
     try:
         subject = folder_subject(folder)
     except TaskError as error:

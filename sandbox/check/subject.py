@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sandbox.calls.table import ToolTable
 from sandbox.catalog.base import Family
 from sandbox.check.scripts import Script, attacks_of, oracle_of
 from sandbox.errors import TaskError
@@ -45,6 +46,7 @@ class Subject:
 def folder_subject(folder: Path) -> Subject:
     """TaskError (one line) when the folder cannot be loaded or has no solution."""
     loaded = load_task(folder)
+    ToolTable(loaded.spec.tools, loaded.spec.forbidden_tools)  # refuses two tools of one name
     return Subject(
         target=str(folder),
         name=loaded.spec.name,
@@ -112,6 +114,15 @@ def content_files(folder: Path) -> list[Path]:
         if len(found) > MAX_FILES:
             raise TaskError(f"{folder}: more than {MAX_FILES} files; this is no task folder")
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def special_files(folder: Path) -> list[Path]:
+    """Pipes, sockets and devices: reading one may never end."""
+    return [
+        path
+        for path in content_files(folder)
+        if not stat.S_ISREG(path.lstat().st_mode) and not path.is_symlink()
+    ]
 
 
 def content_hash(folder: Path) -> str:

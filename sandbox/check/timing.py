@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ CountTokens = Callable[[Script], int]
 HEADROOM = 10.0
 """Suggested limits over what was measured: machines differ and are shared."""
 TIGHT = 0.5
+_CUT = re.compile(r"\n\[cut: (\d+) bytes\]\Z")
+"""What sandbox.toolkit.clip ends with."""
 
 
 def utf8_tokens(script: Script) -> int:
@@ -66,6 +69,7 @@ def check_timing(
             "task.toml: agent.timeout_sec",
             f"the oracle alone takes {episode_p95:.2f} s (p95) of {limits.timeout_s:g} s",
         )
+    _cut(runs, limits.max_output_bytes, step)
     step.data = {
         "call_s": {"p50": percentile(calls, 0.5), "p95": call_p95, "max": max(calls, default=0.0)},
         "episode_s": {"p50": percentile(episodes, 0.5), "p95": episode_p95},
@@ -87,6 +91,22 @@ def check_timing(
     return step, suggestions
 
 
+def _cut(runs: Sequence[tuple[Case, Played]], max_bytes: int, step: Step) -> None:
+    """Answers of the oracle's calls that the policy sees only in part."""
+    for _, played in runs:
+        for number, seen in enumerate(played.observations, start=1):
+            found = _CUT.search(seen.text)
+            if found is not None:
+                step.add(
+                    "truncated-output",
+                    f"oracle: call {number} ({seen.tool})",
+                    f"its answer of {found[1]} bytes is cut to {max_bytes}; raise "
+                    "metadata.parl.budget.max_output_bytes or give the tool pages",
+                    "warning",
+                )
+                return
+
+
 def _declared(case: Case, tokens: int, step: Step) -> None:
     spec = case.spec
     if spec.min_tokens is not None and spec.min_tokens > tokens:
@@ -102,6 +122,13 @@ def _declared(case: Case, tokens: int, step: Step) -> None:
             "oracle-over-budget",
             "task.toml: metadata.parl.budget.max_turns",
             f"the oracle takes {turns} turns, allowed are {spec.limits.max_turns}",
+        )
+    elif turns == spec.limits.max_turns:
+        step.add(
+            "tight-turns",
+            "task.toml: metadata.parl.budget.max_turns",
+            f"the oracle needs all {turns} turns that are allowed; one call that fails and is "
+            f"repeated loses the episode; allow {max(4, 2 * turns)}",
         )
     units = spec.budget_units.get("calls")
     if units is not None and case.oracle.num_calls > units:

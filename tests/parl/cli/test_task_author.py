@@ -34,7 +34,7 @@ def test_from_new_to_published(folder: Path, tmp_path: Path, capsys: pytest.Capt
     """check certifies, publish makes version 1 and refuses it again, list, show and export tell."""
     best_level()
     report = tmp_path / "report.json"
-    words = ["task", "check", str(folder), "--repeat", "2", "--json", str(report)]
+    words = ["task", "check", str(folder), "--repeat", "5", "--json", str(report)]
     assert cli.run(words) == 0
     out = capsys.readouterr().out
     assert "passed\ncertificate" in out and json.loads(report.read_text())["passed"] is True
@@ -52,6 +52,24 @@ def test_from_new_to_published(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert certificate.id in capsys.readouterr().out
     assert cli.run(["task", "export", "acme/demo", str(tmp_path / "copy")]) == 0
     require_certificate(tmp_path / "copy")
+
+
+def test_few_repeats_pass_without_a_certificate(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Two runs say too little; the message tells how many are needed."""
+    best_level()
+    assert cli.run(["task", "check", str(folder), "--repeat", "2"]) == 0
+    assert "not certified: --repeat 2" in capsys.readouterr().err
+    assert not (folder / ".parl").exists()
+
+
+def test_the_report_s_place_is_tried_before_the_check(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A check takes minutes; its report must not be lost at the end."""
+    words = ["task", "check", str(folder), "--json", str(tmp_path / "none" / "r.json")]
+    assert cli.run(words) == 2
+    said = capsys.readouterr().err
+    assert "none/r.json: No such file" in said and "oracle" not in said
 
 
 def test_a_flaw_exits_1_and_names_itself(

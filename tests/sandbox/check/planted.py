@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,6 +185,21 @@ def log_note(name: str, text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "environment" / "data" / name).write_text(text)
 
 
+def judge_first(code: str) -> Callable[[Path], None]:
+    """Code before the comparison of the shell example."""
+    return judge("report = Path(", code + "\nreport = Path(")
+
+
+def agent_module(folder: Path) -> None:
+    """A test that imports beside the report."""
+    test_script("cd /app && pytest /tests/test_report.py -q\n")(folder)
+    (folder / "tests" / "test_report.py").write_text(
+        'import sys\n\nAPP = "/app"\nsys.path.insert(0, APP)\ntry:\n'
+        "    from settings import ROUND\nexcept ImportError:\n    ROUND = 0\n\n\n"
+        "def test_it():\n    assert ROUND == 0\n"
+    )
+
+
 OK = "    return {'correctness': 1.0, 'reasons': []}\n"
 RIGHT = "    right = end_state['items'] == data['items']\n"
 FLAWS = [
@@ -285,6 +301,18 @@ FLAWS = [
          manifest('environment_mode = "separate"', 'environment_mode = "shared"')),
     Flaw("evaluates the answer", "verifier-executes-agent-text", "python", verifier(
         "    return {'correctness': float(eval(final_text) == 3), 'reasons': []}\n")),
+    Flaw("sources a file of the agent", "verifier-executes-agent-text", "bash", test_script(
+        "set -a; [ -f /app/report.env ] && . /app/report.env; set +a\n"
+        "exec python3 -I /tests/judge.py\n")),
+    Flaw("sources a relative file", "verifier-executes-agent-text", "bash", test_script(
+        "cd /app\nsource ./env.sh\nexec python3 -I /tests/judge.py\n")),
+    Flaw("python path of the agent", "verifier-executes-agent-text", "bash", test_script(
+        "PYTHONPATH=/app python3 /tests/judge.py\n")),
+    Flaw("runs the agent's script inside", "verifier-executes-agent-text", "bash", judge_first(
+        "import runpy\n\nAPP = Path('/app')\nrunpy.run_path(str(APP / 'count.py'))\n")),
+    Flaw("executes the agent's file", "verifier-executes-agent-text", "bash", judge_first(
+        "exec(open('/app/count.py').read())\n")),
+    Flaw("imports from the agent's folder", "verifier-executes-agent-text", "bash", agent_module),
     Flaw("accepts a list of everything", "answer-spray", "python", verifier(
         "    return {'correctness': float('3' in final_text.split()), 'reasons': []}\n"), False),
     Flaw("crashes without an answer", "verifier-error", "python", verifier(
@@ -329,6 +357,22 @@ FLAWS = [
          manifest("min_tokens = 60", "min_tokens = 6000"), False),
     Flaw("too few turns", "oracle-over-budget", "python",
          manifest("max_turns = 12", "max_turns = 2"), False),
+    Flaw("no turn to spare", "tight-turns", "python",
+         manifest("max_turns = 12", "max_turns = 3"), False),
+    Flaw("a read that counts views", "effect-mislabeled", "python",
+         lambda folder: edit(folder / "tools" / "tools.py", '    items = _load()["items"]\n',
+                             '    state = _load()\n    items = state["items"]\n'
+                             '    state["views"] = state.get("views", 0) + 1\n    _save(state)\n'),
+         False),
+    Flaw("two tools of one name", "invalid-task", "python",
+         lambda folder: append(folder / "tools" / "tools.py", "\n\n@tool(effect='read')\n"
+                               "def list_items() -> str:\n    \"\"\"Again.\"\"\"\n"
+                               "    return ''\n"), False),
+    Flaw("alias of another tool", "invalid-task", "python",
+         lambda folder: append(folder / "task.toml", "\n[metadata.parl.tools.list_items]\n"
+                               'aliases = ["set_price"]\n'), False),
+    Flaw("a pipe in the folder", "special-file", "python",
+         lambda folder: os.mkfifo(folder / "environment" / "pipe"), False),
 ]  # fmt: skip
 
 
