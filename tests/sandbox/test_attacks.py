@@ -224,7 +224,10 @@ if os.fork() == 0:
                 file.write("reward")
             time.sleep(0.01)
     os._exit(0)
-time.sleep(0.1)
+for _ in range(400):  # a loaded machine takes a while to come to the grandchild
+    if os.path.exists(workdir() / "rewritten"):
+        break
+    time.sleep(0.01)
 result = os.path.exists(workdir() / "rewritten")
 """
         assert await attack(box, code) is True
