@@ -15,6 +15,7 @@ import structlog
 
 from engine.runtime.types import WeightSet
 from engine.runtime.weights import make_weight_set
+from infra.log import bound
 from parl.config import RunConfig
 from parl.errors import CheckpointError, RoundError
 from parl.rollout.jobs import GroupJob
@@ -157,9 +158,11 @@ class RoundMachine:
 
     def step(self) -> RoundReport:
         """Run (or finish) round ``next_round`` and commit it."""
-        index = self.next_round
+        with bound(round=self.next_round):
+            return self._step(self.next_round)
+
+    def _step(self, index: int) -> RoundReport:
         clock = Clock()
-        structlog.contextvars.bind_contextvars(round=index)
         self.store.begin_round(
             TRAIN, index, stage=self._state.stage, weight_version_in=self._version
         )

@@ -1,7 +1,6 @@
 """A local Ray cluster: environment of workers, placement, errors."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,15 +9,14 @@ from infra.cluster.connect import ClusterHandle, connect, shutdown
 from infra.cluster.placement import place
 from infra.errors import ClusterError
 from infra.ports import free_port
+from tests.clusters import local_cluster
 
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterHandle]:
-    handle = connect(ClusterConfig(num_cpus=3, object_store_mib=80))
-    yield handle
-    handle.shutdown()
+def cluster() -> ClusterHandle:
+    return local_cluster(3, object_store_mib=80)
 
 
 def test_workers_get_the_environment(cluster: ClusterHandle) -> None:

@@ -17,6 +17,7 @@ from infra.log.setup import LOG_FILE
 
 @pytest.fixture(autouse=True)
 def _reset() -> Iterator[None]:
+    structlog.contextvars.clear_contextvars()  # pytest -n: another module may have bound some
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()

@@ -1,4 +1,4 @@
-"""One Ray cluster for the whole session, and small runs on it."""
+"""Small runs on the Ray cluster that the modules of a test process share."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,24 +6,22 @@ from typing import Any
 
 import pytest
 
-from infra.cluster.config import ClusterConfig
-from infra.cluster.connect import ClusterHandle, connect
+from infra.cluster.connect import ClusterHandle
 from infra.config import load_config
 from infra.db.engine import Ledger, open_ledger
 from parl.config import RunConfig
 from parl.rounds.parts import RunParts
 from parl.store.store import Store
+from tests.clusters import local_cluster
 
 ROOT = Path(__file__).parents[2]
 RUN_ID = "test-001"
 SMALL = ("warm_start.num_demonstrations=48", "warm_start.clean_steps=30", "rounds.eval_episodes=0")
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[ClusterHandle]:
-    handle = connect(ClusterConfig(num_cpus=2, object_store_mib=120))
-    yield handle
-    handle.shutdown()
+@pytest.fixture(scope="module")
+def cluster() -> ClusterHandle:
+    return local_cluster(2)
 
 
 def small_config(*overrides: str) -> RunConfig:

@@ -8,19 +8,15 @@ import pytest
 import ray
 
 from engine.errors import WeightsError
+from tests.clusters import local_cluster
 from tests.parl.weights.test_store import assert_same, make_weights
 
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def local_ray():
-    started = not ray.is_initialized()
-    if started:
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    if started:
-        ray.shutdown()
+def local_ray() -> None:
+    local_cluster(2)
 
 
 def test_an_engine_fetches_what_was_published_even_after_the_store_died(local_ray, tmp_path: Path):
