@@ -6,7 +6,8 @@ EngineError
 ├── CapacityError       no room for the context (tokens or slots)
 ├── NotSupportedError   this engine does not have the capability
 ├── ChatError           text, ids or messages that no renderer can turn into the other
-└── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
+├── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
+└── CheckpointError     a model folder or file cannot be read, or is of a model we do not have
 """
 
 from infra.errors import ParlError
@@ -34,6 +35,12 @@ class NotSupportedError(EngineError, NotImplementedError):
 
 class WeightsError(EngineError, ValueError):
     """A weight set failed its checksum, version or shape check; the old weights stay active."""
+
+
+class CheckpointError(EngineError, ValueError):
+    """A hub folder or GGUF file is missing, damaged, incomplete or of another kind of model."""
+
+    exit_code = 2
 
 
 class ChatError(EngineError, ValueError):

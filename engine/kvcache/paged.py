@@ -1,9 +1,9 @@
 """Key and value storage in blocks, and attention that reads it block by block.
 
-Shapes: N rows, A query heads, G key-value heads, D head size, S block size, J blocks of the longest
-context in the batch. Attention is an online softmax over blocks (FlashAttention's recurrence): a
-block that is masked for a row multiplies by exp(0) and adds 0, so a row's bits do not depend on how
-long its neighbours are.
+Shapes: N rows, A query heads, G key-value heads, D head size, V value size (D unless named), S
+block size, J blocks of the longest context in the batch. Attention is an online softmax over blocks
+(FlashAttention's recurrence): a block that is masked for a row multiplies by exp(0) and adds 0, so
+a row's bits do not depend on how long its neighbours are.
 """
 
 from __future__ import annotations
@@ -51,31 +51,38 @@ class AttentionPlan:
 @dataclass(frozen=True, slots=True)
 class WriteSlots:
     """Where a batch's rows go, the same in every layer: flat element numbers in a layer's keys,
-    int64 [N * G * D], and flat rows of D elements in its values, int64 [N * G]."""
+    int64 [N * G * D], and flat rows of V elements in its values, int64 [N * G]."""
 
     keys: Tensor
     values: Tensor
 
 
 class PagedKV:
-    """fp32 keys [layers][blocks + 1, G, D, S] and values [layers][blocks + 1, G, S, D].
+    """fp32 keys [layers][blocks + 1, G, D, S] and values [layers][blocks + 1, G, S, V].
 
     Both lie the way the two products of attention read them, so a gathered block is used as it is.
     """
 
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, groups: int, head_dim: int
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        groups: int,
+        head_dim: int,
+        value_dim: int | None = None,
     ) -> None:
+        value_dim = value_dim or head_dim
         # zeros: block 0 pads block tables and must hold finite numbers
         self.keys = [
             torch.zeros(num_blocks + 1, groups, head_dim, block_size) for _ in range(num_layers)
         ]
         self.values = [
-            torch.zeros(num_blocks + 1, groups, block_size, head_dim) for _ in range(num_layers)
+            torch.zeros(num_blocks + 1, groups, block_size, value_dim) for _ in range(num_layers)
         ]
         self._buffers = [torch.empty(0), torch.empty(0)]
         self.block_size = block_size
-        self.bytes_per_block = 2 * num_layers * block_size * groups * head_dim * 4
+        self.bytes_per_block = num_layers * block_size * groups * (head_dim + value_dim) * 4
 
     def slots(self, blocks: Tensor, offsets: Tensor) -> WriteSlots:
         """Slots of N rows at (block, offset), both int64 [N]."""
@@ -86,11 +93,12 @@ class PagedKV:
         return WriteSlots(keys.flatten(), values.flatten())
 
     def write(self, layer: int, slots: WriteSlots, k: Tensor, v: Tensor) -> None:
-        """Put k, v [N, G, D] in their slots. One flat scatter: indexing by (block, offset) took an
-        eighth of a decoding step."""
+        """Put k [N, G, D], v [N, G, V] in their slots. One flat scatter: indexing by (block,
+        offset) took an eighth of a decoding step."""
         self.keys[layer].view(-1).scatter_(0, slots.keys, k.reshape(-1))
-        head_dim = v.shape[-1]
-        self.values[layer].view(-1, head_dim).index_copy_(0, slots.values, v.reshape(-1, head_dim))
+        value_dim = v.shape[-1]
+        values = self.values[layer].view(-1, value_dim)
+        values.index_copy_(0, slots.values, v.reshape(-1, value_dim))
 
     def copy_block(self, source: int, target: int) -> None:
         for layer in range(len(self.keys)):
@@ -103,20 +111,20 @@ class PagedKV:
             values[block] = 0.0
 
     def attend(self, layer: int, q: Tensor, plan: AttentionPlan) -> Tensor:
-        """q [N, A, D] -> [N, A, D]; rows in the plan's order."""
+        """q [N, A, D] -> [N, A, V]; rows in the plan's order."""
         n, heads, head_dim = q.shape
-        groups = self.keys[layer].shape[1]
+        groups, value_dim = self.keys[layer].shape[1], self.values[layer].shape[3]
         size = self.block_size
         repeat = heads // groups
         scaled = (q * head_dim**-0.5).view(n * groups, repeat, head_dim)
         best = q.new_full((n * groups, repeat, 1), -torch.inf)
         total = q.new_zeros(n * groups, repeat, 1)
-        out = torch.zeros_like(scaled)
+        out = q.new_zeros(n * groups, repeat, value_dim)
         for blocks, hidden in zip(plan.blocks, plan.hidden, strict=True):
             m = len(blocks)
             rows = slice(0, m * groups)
             keys = self._gather(self.keys[layer], blocks, 0).view(m * groups, head_dim, size)
-            values = self._gather(self.values[layer], blocks, 1).view(m * groups, size, head_dim)
+            values = self._gather(self.values[layer], blocks, 1).view(m * groups, size, value_dim)
             scores = torch.bmm(scaled[rows], keys)
             if hidden is not None:
                 scores.view(m, groups, repeat, size).masked_fill_(hidden, -torch.inf)
@@ -126,7 +134,7 @@ class PagedKV:
             total[rows] = total[rows] * fade + weights.sum(dim=-1, keepdim=True)
             out[rows] = out[rows] * fade + torch.bmm(weights, values)
             best[rows] = new_best
-        return (out / total).view(n, heads, head_dim)
+        return (out / total).view(n, heads, value_dim)
 
     def _gather(self, store: Tensor, blocks: Tensor, buffer: int) -> Tensor:
         """store[blocks] in a buffer that is used again: fresh pages cost more than the copy."""

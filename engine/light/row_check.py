@@ -42,7 +42,7 @@ def check_row_bits(model: PolicyModel, ops: RowOps, block_size: int, max_rows: i
             own = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
             return kv.attend(layer, q, plan) + own
 
-        hidden, _ = model(ids[rows], where, attend, ops=ops)
+        hidden, _ = model(ids[rows], where, attend, ops=ops, absorbed=True)
         result = torch.cat([hidden, ops.linear(hidden, head)], dim=1)
         return result[order.argsort()]
 
@@ -63,7 +63,12 @@ def check_row_bits(model: PolicyModel, ops: RowOps, block_size: int, max_rows: i
 
 def _filled_cache(config: ModelConfig, block_size: int, generator: torch.Generator) -> PagedKV:
     kv = PagedKV(
-        config.num_hidden_layers, 2, block_size, config.num_key_value_heads, config.head_dim
+        config.num_hidden_layers,
+        2,
+        block_size,
+        config.cached_heads,
+        config.cached_key_dim,
+        config.cached_value_dim,
     )
     for tensor in kv.keys + kv.values:
         tensor.copy_(torch.randn(tensor.shape, generator=generator))

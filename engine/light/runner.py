@@ -50,8 +50,9 @@ class ModelRunner:
             model_config.num_hidden_layers,
             config.num_blocks,
             config.block_size,
-            model_config.num_key_value_heads,
-            model_config.head_dim,
+            model_config.cached_heads,
+            model_config.cached_key_dim,
+            model_config.cached_value_dim,
         )
         self._ops: RowOps = TiledOps() if config.deterministic else FastOps()
         if config.deterministic:
@@ -80,7 +81,11 @@ class ModelRunner:
             return self.kv.attend(layer, q, plan)
 
         hidden, experts = self.model(
-            torch.from_numpy(ids), torch.from_numpy(positions), attend, ops=self._ops
+            torch.from_numpy(ids),
+            torch.from_numpy(positions),
+            attend,
+            ops=self._ops,
+            absorbed=True,
         )
         place = torch.from_numpy(np.argsort(order, kind="stable"))
         finite = torch.isfinite(hidden[place]).all(dim=1).numpy()

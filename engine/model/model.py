@@ -10,57 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.model.attention import Attention, LatentAttention
 from engine.model.config import ModelConfig
 from engine.model.moe import DenseFFN, MoE
+from engine.model.norm import RMSNorm
 from engine.model.ops import FastOps, RowOps
 from engine.model.rope import RotaryTable
 
+__all__ = ["Attend", "Attention", "Layer", "PolicyModel", "RMSNorm", "WatchRouter"]
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [N, A, D], k [N, G, D], v [N, G, D]) -> [N, A, D]; q and k are rotated."""
-
-
-class RMSNorm(nn.Module):
-    """fp32 root-mean-square norm."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention without biases."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = config.head_dim
-        hidden = config.hidden_size
-        self.q_proj = nn.Parameter(torch.empty(self.heads * self.head_dim, hidden))
-        self.k_proj = nn.Parameter(torch.empty(self.groups * self.head_dim, hidden))
-        self.v_proj = nn.Parameter(torch.empty(self.groups * self.head_dim, hidden))
-        self.o_proj = nn.Parameter(torch.empty(hidden, self.heads * self.head_dim))
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        rotary: RotaryTable,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-        ops: RowOps,
-    ) -> Tensor:
-        n = x.shape[0]
-        q = ops.linear(x, self.q_proj).view(n, self.heads, self.head_dim)
-        k = ops.linear(x, self.k_proj).view(n, self.groups, self.head_dim)
-        v = ops.linear(x, self.v_proj).view(n, self.groups, self.head_dim)
-        out = attend(rotary(q, positions), rotary(k, positions), v)
-        return ops.linear(out.reshape(n, -1), self.o_proj)
+"""(layer, q [N, A, D], k [N, G, D], v [N, G, V]) -> [N, A, V]; q and k are rotated. Scores are
+scaled by 1/sqrt(D)."""
+WatchRouter = Callable[[int, Tensor, Tensor], None]
+"""(MoE layer, scores fp32 [N, E] with gradient, own choice int64 [N, K])."""
 
 
 class Layer(nn.Module):
@@ -69,19 +34,22 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn: Attention | LatentAttention = (
+            LatentAttention(config) if config.is_mla else Attention(config)
+        )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp: MoE | DenseFFN = (
-            DenseFFN(config.hidden_size, config.intermediate_size)
-            if index < config.first_k_dense_replace
-            else MoE(config)
+            MoE(config)
+            if config.has_experts(index)
+            else DenseFFN(config.hidden_size, config.intermediate_size)
         )
 
 
 class PolicyModel(nn.Module):
     """Token rows in, final hidden rows out; ``logits`` applies the head where wanted."""
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
+        """``seed`` None leaves the tensors as torch allocates them, for a checkpoint to fill."""
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -92,10 +60,9 @@ class PolicyModel(nn.Module):
             if config.tie_word_embeddings
             else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         )
-        self.rotary = RotaryTable(
-            config.head_dim, config.rope_theta, config.max_position_embeddings
-        )
-        initialise(self, seed)
+        self.rotary = RotaryTable(config)
+        if seed is not None:
+            initialise(self, seed)
 
     def forward(
         self,
@@ -105,42 +72,52 @@ class PolicyModel(nn.Module):
         *,
         ops: RowOps | None = None,
         experts: Tensor | None = None,
+        absorbed: bool = False,
+        watch_router: WatchRouter | None = None,
     ) -> tuple[Tensor, Tensor]:
         """token_ids, positions int64 [N] -> (normed hidden [N, H], own choices int64 [N, L, K]).
 
-        ``experts`` int64 [N, L, K] replays recorded routing; L counts MoE layers only.
+        ``experts`` int64 [N, L, K] replays recorded routing; L counts MoE layers only. ``absorbed``
+        gives ``attend`` the latent of mla instead of expanded heads; gqa has one form. Layers may
+        lie on different devices: rows move to where a layer is.
         """
         ops = ops or FastOps()
-        x = self.embed_tokens[token_ids]
+        x = self.embed_tokens[token_ids.to(self.embed_tokens.device)]
+        rotate = self.rotary(positions.to(self.rotary.cos.device))
         choices: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
+            device = layer.input_layernorm.weight.device
+            if x.device != device or rotate.cos.device != device:
+                x, rotate = x.to(device), rotate.to(device)
             x = x + layer.self_attn(
                 layer.input_layernorm(x),
-                positions,
-                self.rotary,
+                rotate,
                 lambda q, k, v, index=index: attend(index, q, k, v),
                 ops,
+                absorbed,
             )
             h = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
-                replay = None if experts is None else experts[:, len(choices)]
-                out, chosen = layer.mlp(h, ops, replay)
-                choices.append(chosen)
+                replay = None if experts is None else experts[:, len(choices)].to(device)
+                out, chosen, scores = layer.mlp.compute(h, ops, replay)
+                if watch_router is not None:
+                    watch_router(len(choices), scores, chosen)
+                choices.append(chosen.to(token_ids.device))
             else:
                 out = layer.mlp(h, ops)
             x = x + out
-        stacked = (
-            torch.stack(choices, dim=1)
-            if choices
-            else torch.zeros(len(token_ids), 0, self.config.num_experts_per_tok, dtype=torch.long)
-        )
-        return self.norm(x), stacked
+        if choices:
+            stacked = torch.stack(choices, dim=1)
+        else:
+            shape = (len(token_ids), 0, self.config.num_experts_per_tok)
+            stacked = torch.zeros(shape, dtype=torch.long, device=token_ids.device)
+        return self.norm(x.to(self.norm.weight.device)), stacked
 
     def logits(self, hidden: Tensor, ops: RowOps | None = None) -> Tensor:
         """hidden [N, H] -> fp32 [N, V]."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return (ops or FastOps()).linear(hidden, head).float()
+        return (ops or FastOps()).linear(hidden.to(head.device), head).float()
 
 
 def initialise(model: PolicyModel, seed: int) -> None:

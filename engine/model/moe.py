@@ -22,13 +22,9 @@ class DenseFFN(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(hidden, width))
 
     def forward(self, x: Tensor, ops: RowOps) -> Tensor:
-        return swiglu(x, self.gate_up_proj, self.down_proj, ops)
-
-
-def swiglu(x: Tensor, gate_up: Tensor, down: Tensor, ops: RowOps) -> Tensor:
-    gate, up = ops.linear(x, gate_up).chunk(2, dim=-1)
-    # contiguous halves: elementwise kernels then see whole vectors whatever N is
-    return ops.linear(F.silu(gate.contiguous()) * up.contiguous(), down)
+        gate, up = ops.linear(x, self.gate_up_proj).chunk(2, dim=-1)
+        # contiguous halves: elementwise kernels then see whole vectors whatever N is
+        return ops.linear(F.silu(gate.contiguous()) * up.contiguous(), self.down_proj)
 
 
 class Router(nn.Module):
@@ -41,6 +37,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(config.n_routed_experts))
         self.top_k = config.num_experts_per_tok
+        self.groups, self.top_groups = config.n_group, config.topk_group
         self.scale = config.routed_scaling_factor
         self.normalise = config.norm_topk_prob
 
@@ -52,8 +49,17 @@ class Router(nn.Module):
         ``replay`` int64 [N, K] replaces the choice, never the weights: those are always the
         current router's scores at the used experts. Choices are sorted by expert id.
         """
-        scores = torch.sigmoid(ops.linear(x.float(), self.weight.float()))
+        return self.route(self.scores(x, ops), replay)
+
+    def scores(self, x: Tensor, ops: RowOps) -> Tensor:
+        """x [N, H] -> fp32 [N, E]."""
+        return torch.sigmoid(ops.linear(x.float(), self.weight.float()))
+
+    def route(self, scores: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``forward`` returns, from scores."""
         biased = scores.detach() + self.e_score_correction_bias
+        if self.groups > 1:
+            biased = self._best_groups(biased)
         chosen = biased.topk(self.top_k, dim=-1).indices.sort(dim=-1).values
         used = chosen if replay is None else replay
         weights = scores.gather(1, used)
@@ -63,6 +69,14 @@ class Router(nn.Module):
                 total = total + weights[:, k : k + 1]
             weights = weights / (total + 1e-20)
         return chosen, used, weights * self.scale
+
+    def _best_groups(self, biased: Tensor) -> Tensor:
+        """-inf outside the groups whose two best experts sum highest (DeepSeek-V3, 2.1.2)."""
+        grouped = biased.unflatten(1, (self.groups, -1))
+        worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        lost = torch.ones_like(worth, dtype=torch.bool)
+        lost.scatter_(1, worth.topk(self.top_groups, dim=-1).indices, False)
+        return grouped.masked_fill(lost[:, :, None], -torch.inf).flatten(1)
 
 
 class MoE(nn.Module):
@@ -84,49 +98,16 @@ class MoE(nn.Module):
         self, x: Tensor, ops: RowOps, replay: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x [N, H] -> (output [N, H], the router's own choice int64 [N, K])."""
-        chosen, used, weights = self.gate(x, ops, replay)
-        n, top_k = used.shape
-        source, place, sizes = _group(used, self.gate.weight.shape[0], ops.row_multiple)
-        grouped = x.index_select(0, source).split(sizes)
-        gate_up = torch.cat(
-            [
-                ops.linear(rows, weight)
-                for rows, weight in zip(grouped, self.experts_gate_up_proj, strict=True)
-                if len(rows)
-            ]
-        )
-        gate, up = gate_up.chunk(2, dim=-1)
-        middle = (F.silu(gate.contiguous()) * up.contiguous()).split(sizes)
-        result = torch.cat(
-            [
-                ops.linear(rows, weight)
-                for rows, weight in zip(middle, self.experts_down_proj, strict=True)
-                if len(rows)
-            ]
-        )
-        picked = result.index_select(0, place).view(n, top_k, -1) * weights[:, :, None]
-        out = picked[:, 0]
-        for k in range(1, top_k):  # a fixed order of additions
-            out = out + picked[:, k]
-        if self.shared_experts is not None:
-            out = out + self.shared_experts(x, ops)
+        out, chosen, _ = self.compute(x, ops, replay)
         return out, chosen
 
-
-def _group(used: Tensor, num_experts: int, multiple: int) -> tuple[Tensor, Tensor, list[int]]:
-    """Lay rows out by expert, each group padded to ``multiple`` rows (with row 0, unused).
-
-    used int64 [N, K] -> (source int64 [P]: the row at each place; place int64 [N * K]: where the
-    k-th expert of a row computes it; rows of each group, E numbers that sum to P).
-    """
-    flat = used.flatten()
-    order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=num_experts)
-    sizes = (counts + multiple - 1) // multiple * multiple
-    shift = (sizes.cumsum(0) - sizes) - (counts.cumsum(0) - counts)
-    places = torch.arange(len(flat)) + shift[flat[order]]
-    source = flat.new_zeros(int(sizes.sum()))
-    source[places] = order // used.shape[1]
-    place = torch.empty_like(flat)
-    place[order] = places
-    return source, place, sizes.tolist()
+    def compute(
+        self, x: Tensor, ops: RowOps, replay: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``forward`` with the router's scores fp32 [N, E], which carry gradient."""
+        scores = self.gate.scores(x, ops)
+        chosen, used, weights = self.gate.route(scores, replay)
+        out = ops.experts(x, used, weights, self.experts_gate_up_proj, self.experts_down_proj)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x, ops)
+        return out, chosen, scores

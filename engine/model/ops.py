@@ -1,6 +1,6 @@
 """How rows are multiplied: one strategy for speed, one whose row bits depend on nothing else.
 
-Shapes: N rows, K inputs, M outputs.
+Shapes: N rows, K inputs, M outputs, A heads, E experts, C experts a row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TILE = 32
-"""Rows of a tile. BLAS picks kernels by shape, so a fixed shape fixes the order of additions."""
+from engine.model.experts import TILE, GroupedExperts, tiled_experts
+
+__all__ = ["TILE", "FastOps", "RowOps", "TiledOps", "pad_rows"]
 
 
 class RowOps(Protocol):
@@ -23,6 +24,16 @@ class RowOps(Protocol):
         """x [N, K], weight [M, K] -> [N, M]."""
         ...
 
+    def heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A matrix for each head: x [N, A, K], weight [A, M, K] -> [N, A, M]."""
+        ...
+
+    def experts(
+        self, x: Tensor, used: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+    ) -> Tensor:
+        """Sum of weights [N, C] times SwiGLU experts used int64 [N, C]; x [N, K] -> [N, K]."""
+        ...
+
 
 class FastOps:
     """Whatever the library does with the whole batch; used by the learner."""
@@ -31,6 +42,14 @@ class FastOps:
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
+
+    def heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+    def experts(
+        self, x: Tensor, used: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+    ) -> Tensor:
+        return GroupedExperts.apply(x, used, weights, gate_up, down)
 
 
 class TiledOps:
@@ -49,6 +68,15 @@ class TiledOps:
         tiles = x.view(-1, TILE, x.shape[1])
         shared = weight.t().expand(len(tiles), -1, -1)
         return torch.bmm(tiles, shared).view(n, weight.shape[0])
+
+    def heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        rows = [self.linear(x[:, a].contiguous(), matrix) for a, matrix in enumerate(weight)]
+        return torch.stack(rows, dim=1)
+
+    def experts(
+        self, x: Tensor, used: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+    ) -> Tensor:
+        return tiled_experts(x, used, weights, gate_up, down, self.linear)
 
 
 def pad_rows(x: Tensor, multiple: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.model import PolicyModel
+from engine.model.model import PolicyModel, WatchRouter
 
 Watch = Callable[[int, Tensor, Tensor], None]
 """(layer, q [B, A, T, D], k [B, G, T, D]), rotated, zero where padded."""
@@ -23,6 +23,9 @@ def forward_sequences(
     lengths: Tensor,
     experts: Tensor | None = None,
     watch: Watch | None = None,
+    *,
+    absorbed: bool = False,
+    watch_router: WatchRouter | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token_ids int64 [B, T] right-padded, lengths int64 [B], experts int64 [B, T, L, K] or None.
 
@@ -30,13 +33,15 @@ def forward_sequences(
     never computed outside attention.
     """
     batch, longest = token_ids.shape
-    real = torch.arange(longest)[None] < lengths[:, None]
+    real = torch.arange(longest, device=token_ids.device)[None] < lengths[:, None]
     rows = real.flatten().nonzero()[:, 0]
-    positions = torch.arange(longest).repeat(batch)[rows]
+    positions = torch.arange(longest, device=token_ids.device).repeat(batch)[rows]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = rows.to(q.device)
+
         def padded(x: Tensor) -> Tensor:
-            full = x.new_zeros(batch * longest, *x.shape[1:]).index_copy(0, rows, x)
+            full = x.new_zeros(batch * longest, *x.shape[1:]).index_copy(0, places, x)
             return full.view(batch, longest, *x.shape[1:]).transpose(1, 2)
 
         repeat = q.shape[1] // k.shape[1]
@@ -49,8 +54,15 @@ def forward_sequences(
             padded(v).repeat_interleave(repeat, dim=1),
             is_causal=True,
         )
-        return out.transpose(1, 2).reshape(batch * longest, q.shape[1], q.shape[2])[rows]
+        return out.transpose(1, 2).reshape(batch * longest, q.shape[1], v.shape[2])[places]
 
     replay = None if experts is None else experts.flatten(0, 1)[rows]
-    hidden, choices = model(token_ids.flatten()[rows], positions, attend, experts=replay)
+    hidden, choices = model(
+        token_ids.flatten()[rows],
+        positions,
+        attend,
+        experts=replay,
+        absorbed=absorbed,
+        watch_router=watch_router,
+    )
     return hidden, choices, rows

@@ -25,6 +25,21 @@ MODEL = ModelConfig(
     routed_scaling_factor=1.3,
     max_position_embeddings=256,
 )
+MLA = ModelConfig.model_validate(
+    MODEL.model_dump()
+    | {
+        "attention": {"kind": "mla"},
+        "num_key_value_heads": 4,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 12,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "rope_interleave": True,
+        "head_dim": 24,
+    }
+)
+"""The same with latent attention."""
 ENGINE = EngineConfig(max_context=160, num_blocks=512, block_size=32, max_contexts=128, max_rows=96)
 
 

@@ -3,7 +3,7 @@
 Kimi K2 report, section 2.1 (facts/kimi-facts.md 2): S = max over the batch and i >= j of
 q_i . k_j / sqrt(D) for each head; where S > tau, W_q <- (tau / S) W_q. The forward and backward of
 the step are not altered. K2 splits the factor between W_q and W_k (alpha = 1/2) because its heads
-own both; here a group of query heads shares its key head, so all of it goes to W_q.
+own both; under gqa a group of query heads shares its key head, so all of it goes to W_q.
 
 Large scores are also what lifts fp32 rounding: at S = 75 engine and learner were seen to differ by
 2.6e-4 in the logprob of a token.
@@ -14,7 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model.model import Attention, Layer, PolicyModel
+from engine.model.attention import Attention, LatentAttention
+from engine.model.model import Layer, PolicyModel
 
 
 class QKClip:
@@ -43,14 +44,13 @@ class QKClip:
     def step(self, max_scores: Tensor) -> float:
         """Clip by ``max_scores`` fp32 [L, A] (the maximum over all ranks), forget what was watched;
         returns the highest score before the clip."""
-        factors = (self._tau / max_scores.clamp(min=self._tau)).unsqueeze(-1).unsqueeze(-1)
+        factors = self._tau / max_scores.clamp(min=self._tau)
         for attention, factor in zip(self._layers, factors, strict=True):
-            heads = attention.q_proj.view(attention.heads, attention.head_dim, -1)
-            heads.mul_(factor)
+            attention.scale_scores(factor)
         self.max_scores.zero_()
         return float(max_scores.max())
 
 
-def _attention(layer: object) -> Attention:
+def _attention(layer: object) -> Attention | LatentAttention:
     assert isinstance(layer, Layer), f"QK-Clip knows the layers of PolicyModel, not {type(layer)}"
     return layer.self_attn

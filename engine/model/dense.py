@@ -1,0 +1,73 @@
+"""Padded batches with a growing cache: for generation outside an engine, and as its oracle.
+
+Shapes: B sequences, T new tokens, S tokens so far (T included), G cached heads, D key size, V value
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.model import PolicyModel
+
+Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, new k [B, G, T, D], new v [B, G, T, V]) -> all k [B, G, S, D], v [B, G, S, V]."""
+
+
+class DenseCache:
+    """Keys and values of one batch. The same object serves plain or absorbed mla, not both."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self._layers:
+            old_k, old_v = self._layers[layer]
+            k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        self._layers[layer] = (k, v)
+        return k, v
+
+
+def forward_dense(
+    model: PolicyModel,
+    token_ids: Tensor,
+    mask: Tensor,
+    extend: Extend | None = None,
+    *,
+    positions: Tensor | None = None,
+    absorbed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """token_ids int64 [B, T]; mask bool [B, S], false where padded on either side.
+
+    Returns (hidden [B, T, H], choices int64 [B, T, L, K]); rows of padding hold finite numbers that
+    mean nothing. Positions count the real tokens unless given as int64 [B, T].
+    """
+    batch, new = token_ids.shape
+    total = mask.shape[1]
+    if positions is None:
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, total - new :]
+    query = torch.arange(total - new, total, device=mask.device)
+    key = torch.arange(total, device=mask.device)
+    seen = (key[None] <= query[:, None])[None] & mask[:, None]
+    # a query with nothing to see would be NaN
+    seen = (seen | (key[None] == query[:, None])[None])[:, None]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(0, (batch, new)).transpose(1, 2) for x in (q, k, v))
+        if extend is not None:
+            k, v = extend(layer, k, v)
+        repeat = q.shape[1] // k.shape[1]
+        out = F.scaled_dot_product_attention(
+            q,
+            k.repeat_interleave(repeat, dim=1),
+            v.repeat_interleave(repeat, dim=1),
+            attn_mask=seen.to(q.device),
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    hidden, choices = model(token_ids.flatten(), positions.flatten(), attend, absorbed=absorbed)
+    return hidden.unflatten(0, (batch, new)), choices.unflatten(0, (batch, new))
