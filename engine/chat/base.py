@@ -26,7 +26,8 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; ``decode(encode(text)) == text``. Special ids decode to their names.
+        """Text of ids; ``decode(encode(text)) == text``, or its Unicode normal form where the
+        vocabulary was trained on one. Special ids decode to their names.
 
         ChatError for an id outside the vocabulary.
         """
@@ -35,6 +36,8 @@ class Tokenizer(Protocol):
     def special_id(self, name: str) -> int:
         """Id of a marker such as "<|im_end|>"; ChatError when this vocabulary lacks it."""
         ...
+
+    def has_special(self, name: str) -> bool: ...
 
     def is_special(self, token_id: int) -> bool: ...
 
@@ -72,3 +75,5 @@ class Message:
     reasoning: str = ""
     """Assistant only; kept in the history, because a history that is rewritten cannot be
     append-only."""
+    name: str = ""
+    """Who speaks where the role does not say: a user among several, the tool of a result."""

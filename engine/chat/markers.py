@@ -57,3 +57,28 @@ SINGULAR_SECTION = {
     "<|tool_call_section_end|>": SECTION_END,
 }
 """Spelling of the K2 report's appendix; seen in the wild, so text mode reads it too."""
+
+NUM_SPECIAL_TOKENS = 256
+"""Ids behind the merges of a Kimi vocabulary; most have no name but <|reserved_token_ID|>."""
+
+_OFFSETS = {
+    # the names above in the order of their ids; 163584 is offset 0
+    **dict(zip(SPECIAL_TOKENS[:5], range(5), strict=True)),
+    "<|start_header_id|>": 6,
+    "<|end_header_id|>": 7,
+    "[EOT]": 9,
+    **dict(zip(SPECIAL_TOKENS[8:14], range(10, 16), strict=True)),
+    **dict(zip(SPECIAL_TOKENS[14:21], range(17, 24), strict=True)),
+    UNK: 254,
+    PAD: 255,
+}
+
+
+def kimi_special_ids(first_id: int) -> dict[str, int]:
+    """Name -> id of all special tokens of a Kimi vocabulary whose merges end before ``first_id``
+    (163584 in the released one)."""
+    names = {offset: name for name, offset in _OFFSETS.items()}
+    return {
+        names.get(offset, f"<|reserved_token_{first_id + offset}|>"): first_id + offset
+        for offset in range(NUM_SPECIAL_TOKENS)
+    }

@@ -10,8 +10,7 @@ by <|im_end|>, tool results as system messages named "tool":
     <|im_system|>tool<|im_middle|>## Return of functions.NAME:INDEX\\nTEXT<|im_end|>
 
 Two deviations keep it append-only and small: earlier reasoning stays in the history, and no system
-message is made up where none is given. Only markers that the renderer writes itself are special
-ids; text of users, tools and models is bytes whatever it spells.
+message is made up where none is given. The released models' own layouts: engine.chat.kimi.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from engine.chat.base import CallText, Message, Tokenizer, ToolDeclaration
+from engine.chat.calls import CallFinder
+from engine.chat.dialogue import Renderer, Span, check_append_only
 from engine.chat.markers import (
     ARGUMENT_BEGIN,
     CALL_BEGIN,
@@ -38,12 +39,17 @@ from engine.chat.markers import (
 from engine.errors import ChatError
 
 DeclareTools = Literal["json", "names", "none"]
-Span = tuple[int, int]
+Think = Literal["never", "header_opens", "header_closes", "turn_opens"]
+"""Where the <think> block of an assistant turn begins and ends; ``header_closes`` = it is empty."""
 
 __all__ = ["CallText", "KimiRenderer", "Message", "ToolDeclaration", "check_append_only"]
 
+_DECLARE = "tool_declare"
+_TOOL = "tool"
+_RETURN_OF = "## Return of "
 
-class KimiRenderer:
+
+class KimiRenderer(Renderer):
     """Pure functions of their arguments.
 
     ``declare_tools``: json = K2's compact JSON of OpenAI ``tools`` entries, names = only
@@ -57,43 +63,35 @@ class KimiRenderer:
         declare_tools: DeclareTools = "json",
         thinking: bool = False,
     ) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.declare_tools = declare_tools
-        self.thinking = thinking
+        self.think: Think = "header_opens" if thinking else "never"
+        self.default_system: str | None = None
+        """System text where the dialogue begins without any."""
 
     @property
     def end_id(self) -> int:
-        """Ends every message; the id that a policy stops at."""
         return self._id(IM_END)
 
     @staticmethod
     def call_id(name: str, index: int) -> str:
-        """The model's own id of a call; ``index`` counts calls over the whole dialogue from 0."""
         return f"functions.{name}:{index}"
 
-    def prompt(
-        self, system: str | None, user: str, tools: Sequence[ToolDeclaration] = ()
-    ) -> list[int]:
-        """Declarations, system and user message, then the header that the model answers after."""
-        messages = [] if system is None else [Message("system", system)]
-        messages.append(Message("user", user))
-        return self.render(messages, tools) + self.generation_header()
-
     def generation_header(self) -> list[int]:
-        """What precedes an assistant turn; never trained on."""
         header = self._open(IM_ASSISTANT, "assistant")
-        return [*header, self._id(THINK_BEGIN)] if self.thinking else header
+        if self.think in ("header_opens", "header_closes"):
+            header.append(self._id(THINK_BEGIN))
+        if self.think == "header_closes":
+            header.append(self._id(THINK_END))
+        return header
 
     def assistant_turn(
         self, text: str, calls: Sequence[CallText] = (), reasoning: str = ""
     ) -> tuple[list[int], list[Span]]:
-        """What a model writes after ``generation_header``, and the spans [start, end) to train on.
-
-        All of it is the model's: reasoning, text, calls and the end marker. Several turns of a
-        dialogue with their headers: ``transcript``.
-        """
         ids: list[int] = []
-        if self.thinking:
+        if self.think == "turn_opens":
+            ids.append(self._id(THINK_BEGIN))
+        if self.think in ("turn_opens", "header_opens"):
             ids += [*self._text(reasoning), self._id(THINK_END)]
         elif reasoning:
             raise ChatError(
@@ -111,57 +109,64 @@ class KimiRenderer:
         ids.append(self._id(IM_END))
         return ids, [(0, len(ids))]
 
-    def observation(self, call_id: str, text: str) -> list[int]:
+    def observation(self, call_id: str, text: str, name: str = "") -> list[int]:
         """The result of one call; an empty ``call_id`` (a call that could not be read) has no
         heading."""
-        heading = f"## Return of {call_id}\n" if call_id else ""
-        return self._message(IM_SYSTEM, "tool", heading + text)
+        if name in ("system", _DECLARE):
+            raise ChatError(f"a tool named {name!r} would speak as the system; rename the tool")
+        heading = f"{_RETURN_OF}{call_id}\n" if call_id else ""
+        return self._message(IM_SYSTEM, name or _TOOL, heading + text)
 
-    def observations(self, results: Sequence[tuple[str, str]]) -> list[int]:
-        """(call id, text) of one turn's calls, in call order."""
-        return [token for call_id, text in results for token in self.observation(call_id, text)]
+    def finder(self) -> CallFinder:
+        return CallFinder(self.tokenizer)
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolDeclaration] = ()
-    ) -> list[int]:
-        """Ids of a dialogue; render(messages[:i]) is a prefix of render(messages[:i + 1])."""
-        return self.transcript(messages, tools)[0]
+    def parse(self, ids: Sequence[int]) -> list[Message]:
+        roles = {self._id(marker): marker for marker in (IM_SYSTEM, IM_USER, IM_ASSISTANT)}
+        header = self.generation_header()
+        middle, end, start = self._id(IM_MIDDLE), self.end_id, 0
+        finder = self.finder()
+        ids = list(ids[: -len(header)] if list(ids[-len(header) :]) == header else ids)
+        messages: list[Message] = []
+        while start < len(ids):
+            where = f"message {len(messages)} at id {start}"
+            if ids[start] not in roles or end not in ids[start:]:
+                raise ChatError(f"{where} is not a role marker, a name, a text and {IM_END}")
+            stop = ids.index(end, start)
+            if middle not in ids[start:stop]:
+                raise ChatError(f"{where} has no {IM_MIDDLE} behind its name")
+            split = ids.index(middle, start)
+            name, content = self.tokenizer.decode(ids[start + 1 : split]), ids[split + 1 : stop]
+            if ids[start] == self._id(IM_ASSISTANT):
+                turn = finder.find(content)
+                if turn.error is not None:
+                    raise ChatError(f"{where}: {turn.error}")
+                messages.append(Message("assistant", turn.text, turn.calls, "", turn.reasoning))
+            elif name != _DECLARE:
+                text = self.tokenizer.decode(content)
+                messages.append(_message_of(roles[ids[start]], name, text))
+            start = stop + 1
+        return messages
 
-    def transcript(
-        self, messages: Sequence[Message], tools: Sequence[ToolDeclaration] = ()
-    ) -> tuple[list[int], list[Span]]:
-        """Ids of a dialogue and the spans [start, end) of its assistant turns without headers."""
-        ids = self._declaration(tools)
-        spans: list[Span] = []
-        for message in messages:
-            if message.role == "assistant":
-                ids += self.generation_header()
-                turn, trained = self.assistant_turn(message.text, message.calls, message.reasoning)
-                spans += [(len(ids) + start, len(ids) + end) for start, end in trained]
-                ids += turn
-            else:
-                ids += self._other(message)
-        return ids, spans
+    def _start(
+        self, messages: Sequence[Message], tools: Sequence[ToolDeclaration]
+    ) -> tuple[list[int], Sequence[Message]]:
+        text = self._declared(tools) if tools else ""
+        ids = self._message(IM_SYSTEM, _DECLARE, text) if text else []
+        if self.default_system is not None and messages and messages[0].role != "system":
+            ids += self._message(IM_SYSTEM, "system", self.default_system)
+        return ids, messages
+
+    def _declared(self, tools: Sequence[ToolDeclaration]) -> str:
+        if self.declare_tools == "none":
+            return ""
+        if self.declare_tools == "names":
+            return " ".join(f"functions.{tool.name}" for tool in tools)
+        entries = [{"type": "function", "function": _function(tool)} for tool in tools]
+        return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
 
     def _other(self, message: Message) -> list[int]:
-        if message.calls or message.reasoning:
-            raise ChatError(
-                f"{message.role} message has calls or reasoning; only an assistant message may"
-            )
-        if message.role == "tool":
-            return self.observation(message.call_id, message.text)
         marker = IM_SYSTEM if message.role == "system" else IM_USER
-        return self._message(marker, message.role, message.text)
-
-    def _declaration(self, tools: Sequence[ToolDeclaration]) -> list[int]:
-        if not tools or self.declare_tools == "none":
-            return []
-        if self.declare_tools == "names":
-            text = " ".join(f"functions.{tool.name}" for tool in tools)
-        else:
-            entries = [{"type": "function", "function": _function(tool)} for tool in tools]
-            text = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
-        return self._message(IM_SYSTEM, "tool_declare", text)
+        return self._message(marker, message.name or message.role, message.text)
 
     def _message(self, marker: str, name: str, text: str) -> list[int]:
         return [*self._open(marker, name), *self._text(text), self._id(IM_END)]
@@ -184,20 +189,12 @@ def _function(tool: ToolDeclaration) -> dict[str, object]:
     }
 
 
-def check_append_only(
-    renderer: KimiRenderer, messages: Sequence[Message], tools: Sequence[ToolDeclaration] = ()
-) -> None:
-    """Assert that each message only adds ids, and that a model's turn continues its header."""
-    before = renderer.render([], tools)
-    for index, message in enumerate(messages):
-        after = renderer.render(messages[: index + 1], tools)
-        assert after[: len(before)] == before, (
-            f"message {index} ({message.role}) changed ids before it: history of {len(before)} "
-            f"ids is no prefix of the {len(after)} ids after it"
-        )
-        if message.role == "assistant":
-            turn, _ = renderer.assistant_turn(message.text, message.calls, message.reasoning)
-            assert after == before + renderer.generation_header() + turn, (
-                f"message {index}: the turn is not its history, the generation header and the turn"
-            )
-        before = after
+def _message_of(marker: str, name: str, text: str) -> Message:
+    if marker == IM_USER:
+        return Message("user", text, name="" if name == "user" else name)
+    if name == "system":
+        return Message("system", text)
+    call_id = ""
+    if text.startswith(_RETURN_OF):
+        call_id, _, text = text.removeprefix(_RETURN_OF).partition("\n")
+    return Message("tool", text, call_id=call_id, name="" if name == _TOOL else name)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from engine.chat.markers import SINGULAR_SECTION, SPECIAL_TOKENS
+from engine.chat.pieces import Pieces, to_bytes
 from engine.errors import ChatError
 
 NUM_BYTES = 256
@@ -30,7 +31,7 @@ class ByteTokenizer:
         pieces = [bytes([value]) for value in range(NUM_BYTES)]
         pieces += [name.encode() for name in SPECIAL_TOKENS]
         spelled = [word.encode() for word in self.words]
-        self._pieces = pieces + spelled
+        self._pieces = Pieces(pieces + spelled)
         self._word_ids = {word: self._first_word + index for index, word in enumerate(spelled)}
         # longest first: a regex alternation takes the first branch that matches
         by_length = sorted(spelled, key=len, reverse=True)
@@ -48,7 +49,7 @@ class ByteTokenizer:
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        data = _to_bytes(text)
+        data = to_bytes(text)
         if self._word_pattern is None:
             return list(data)
         ids: list[int] = []
@@ -61,9 +62,7 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self._piece(token_id) for token_id in ids).decode(
-            "utf-8", "surrogateescape"
-        )
+        return self._pieces.decode(ids)
 
     def special_id(self, name: str) -> int:
         if name not in self._special_ids:
@@ -73,37 +72,23 @@ class ByteTokenizer:
             )
         return self._special_ids[name]
 
+    def has_special(self, name: str) -> bool:
+        return name in self._special_ids
+
     def is_special(self, token_id: int) -> bool:
         return NUM_BYTES <= token_id < self._first_word
-
-    def _piece(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self._pieces):
-            raise ChatError(
-                f"token id {token_id} is outside the vocabulary; expected 0 to "
-                f"{len(self._pieces) - 1}; do model and tokenizer belong together?"
-            )
-        return self._pieces[token_id]
 
 
 def _check_words(words: tuple[str, ...]) -> None:
     markers = {*SPECIAL_TOKENS, *SINGULAR_SECTION}
     seen: set[str] = set()
     for word in words:
-        if len(_to_bytes(word)) < 2:
+        if len(to_bytes(word)) < 2:
             raise ChatError(f"word {word!r} is shorter than two bytes; bytes are tokens already")
         if word in seen:
             raise ChatError(f"word {word!r} is given twice; each word is one token")
-        if _to_bytes(word).decode("utf-8", "replace") != word:
+        if to_bytes(word).decode("utf-8", "replace") != word:
             raise ChatError(f"word {word!r} is not valid text; remove its lone surrogates")
         if any(marker in word for marker in markers):
             raise ChatError(f"word {word!r} spells a marker; markers are special tokens already")
         seen.add(word)
-
-
-def _to_bytes(text: str) -> bytes:
-    """UTF-8 with PEP 383 escapes; a lone surrogate outside U+DC80-U+DCFF becomes U+FFFD."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        text = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text)
-        return text.encode("utf-8", "surrogateescape")

@@ -1,12 +1,21 @@
 """KimiRenderer: the layout, the prefix rule, loss spans, round trips through the call finder."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.chat.calls import find_calls, ids_of_marked_text
 from engine.chat.markers import SPECIAL_TOKENS
-from engine.chat.renderer import CallText, KimiRenderer, Message, ToolDeclaration, check_append_only
+from engine.chat.renderer import (
+    CallText,
+    DeclareTools,
+    KimiRenderer,
+    Message,
+    ToolDeclaration,
+    check_append_only,
+)
 from engine.chat.tokenizers import ByteTokenizer
 from engine.errors import ChatError
 
@@ -41,7 +50,7 @@ def dialogues(draw, thinking: bool):
     return messages
 
 
-def renderer(declare_tools="json", thinking=False) -> KimiRenderer:
+def renderer(declare_tools: DeclareTools = "json", thinking=False) -> KimiRenderer:
     return KimiRenderer(TOKENIZER, declare_tools, thinking)
 
 
@@ -113,7 +122,12 @@ def test_thinking_layout():
 def test_append_only(thinking, data):
     """render(messages[:i]) is a prefix of render(messages[:i + 1]) for every dialogue."""
     messages = data.draw(dialogues(thinking))
-    check_append_only(renderer("json", thinking), messages, [LOOKUP])
+    writer = renderer("json", thinking)
+    check_append_only(writer, messages, [LOOKUP])
+    rendered = [writer.render(messages[:i], [LOOKUP]) for i in range(len(messages) + 1)]
+    for before, after in pairwise(rendered):
+        assert after[: len(before)] == before
+        assert len(after) > len(before)
 
 
 def test_check_append_only_notices():
