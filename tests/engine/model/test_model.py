@@ -168,4 +168,4 @@ def test_padding_is_not_computed():
 def test_shapes_that_cannot_be_are_refused(changes: dict[str, int], words: str):
     """With the names and values that disagree."""
     with pytest.raises(ValueError, match=words):
-        ModelConfig(**changes)
+        ModelConfig.model_validate(changes)
