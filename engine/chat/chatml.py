@@ -66,6 +66,10 @@ class ChatMLRenderer(Renderer):
     def end_id(self) -> int:
         return self._end
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (self._end, *(i for i in self.finder().ends if i != self._end))
+
     @staticmethod
     def call_id(name: str, index: int) -> str:
         del index

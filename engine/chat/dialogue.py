@@ -51,6 +51,11 @@ class Renderer(ABC):
     def end_id(self) -> int:
         """Ends every message; the id that a policy stops at."""
 
+    @property
+    @abstractmethod
+    def stop_ids(self) -> tuple[int, ...]:
+        """``end_id`` and whatever else a model may end its text with."""
+
     @staticmethod
     @abstractmethod
     def call_id(name: str, index: int) -> str:
@@ -103,6 +108,10 @@ class Renderer(ABC):
         messages = [] if system is None else [Message("system", system)]
         messages.append(Message("user", user))
         return self.render(messages, tools) + self.generation_header()
+
+    def next_prompt(self, user: str) -> list[int]:
+        """What follows an assistant turn (its end marker included) when the user goes on."""
+        return self._other(Message("user", user)) + self.generation_header()
 
     def observations(self, results: Sequence[tuple[str, str]]) -> list[int]:
         """(call id, text) of one turn's calls, in call order."""

@@ -26,6 +26,7 @@ from engine.chat.markers import (
     ARGUMENT_BEGIN,
     CALL_BEGIN,
     CALL_END,
+    EOS,
     IM_ASSISTANT,
     IM_END,
     IM_MIDDLE,
@@ -72,6 +73,10 @@ class KimiRenderer(Renderer):
     @property
     def end_id(self) -> int:
         return self._id(IM_END)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (self._id(IM_END), self._id(EOS))
 
     @staticmethod
     def call_id(name: str, index: int) -> str:

@@ -1,0 +1,106 @@
+"""``parl chat``: talk to a model; one answer with --prompt, else a line at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from parl.cli.visible import visible
+
+if TYPE_CHECKING:
+    from engine.chat.conversation import Conversation
+    from engine.chat.dialogue import Renderer
+    from engine.light.engine import LightEngine
+
+LEAVE = ("/exit", "/quit")
+BLOCK = 32
+
+
+def chat(
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of safetensors, or a .gguf file.")
+    ],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Answer this and exit.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="System text; default: the model's own.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass to sample from.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    context: Annotated[int, typer.Option(min=1, help="Longest dialogue, in tokens.")] = 4096,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws; equal seeds answer equally.")] = 0,
+    thinking: Annotated[
+        bool, typer.Option("--thinking/--instant", help="Kimi K2.5's two modes.")
+    ] = True,
+) -> None:
+    """Talk to a model on this machine's CPU, in 32-bit floats (a model of 135 M takes 1.5 GB).
+
+    Lines are messages; /exit or the end of input leaves.
+    """
+    from engine.chat.conversation import Conversation, Manner
+    from infra.errors import ConfigError
+
+    if not model.exists():
+        raise ConfigError(f"--model {model} does not exist; expected a model folder or .gguf file")
+    manner = Manner(system, max_tokens, temperature, top_p, seed)
+    renderer, engine = _load(model, thinking, context)
+    try:
+        asyncio.run(_talk(Conversation(engine, renderer, manner), prompt))
+    finally:
+        engine.close()
+
+
+def _load(model: Path, thinking: bool, context: int) -> tuple[Renderer, LightEngine]:
+    """ChatError when vocabulary and model do not belong together."""
+    from engine.chat.load import load_renderer
+    from engine.config import EngineConfig
+    from engine.errors import ChatError
+    from engine.light.engine import LightEngine
+    from engine.model.checkpoint.load import load_model
+    from engine.runtime.weights import make_weight_set
+
+    renderer = load_renderer(model, thinking)
+    policy = load_model(model)
+    config = policy.config
+    if renderer.tokenizer.vocab_size > config.vocab_size:
+        raise ChatError(
+            f"{model}: the tokenizer has {renderer.tokenizer.vocab_size} ids, the model "
+            f"{config.vocab_size}; expected a tokenizer of this model"
+        )
+    context = min(context, config.max_position_embeddings)
+    settings = EngineConfig(
+        max_context=context,
+        num_blocks=-(-context // BLOCK) + 1,
+        block_size=BLOCK,
+        max_contexts=1,
+        deterministic=False,
+    )
+    tensors = {name: tensor.numpy() for name, tensor in policy.state_dict().items()}
+    weights = make_weight_set(0, tensors, config.model_dump(mode="json"))
+    return renderer, LightEngine(config, settings, fetch_weights=lambda version: weights)
+
+
+async def _talk(conversation: Conversation, prompt: str | None) -> None:
+    if prompt is not None:
+        await _answer(conversation, prompt)
+        return
+    asks = "> " if sys.stdin.isatty() else ""
+    while True:
+        typer.echo(asks, nl=False)
+        line = await asyncio.to_thread(sys.stdin.readline)
+        if not line or line.strip() in LEAVE:
+            return
+        if line.strip():
+            await _answer(conversation, line.rstrip("\n"))
+
+
+async def _answer(conversation: Conversation, text: str) -> None:
+    async for piece in conversation.say(text):
+        typer.echo(visible(piece), nl=False)
+    typer.echo()
