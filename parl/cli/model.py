@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-
     from engine.model.config import ModelConfig
+
+TOKENIZER_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tiktoken.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+]
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -80,6 +90,7 @@ def convert(
         model_type=model_type or None,
         max_shard_bytes=int(shard_gib * 1024**3),
     )
+    _bring_tokenizer(source, target)
     size = sum(path.stat().st_size for path in written)
     typer.echo(f"wrote {len(written)} files, {size / 1024**2:.1f} MiB, to {target}")
 
@@ -146,10 +157,30 @@ def upcycle(
         seed=seed,
     )
     save_model(model, target)
+    _bring_tokenizer(source, target)
     typer.echo(
         f"{_count(count_parameters(dense))} dense -> {_count(count_parameters(model))} in "
         f"{model.config.num_moe_layers} expert layers, {experts} of which {top_k}; wrote {target}"
     )
+
+
+def _bring_tokenizer(source: Path, target: Path) -> None:
+    """Whatever chats with the source can chat with the target."""
+    import json
+    import shutil
+
+    if source.suffix == ".gguf":
+        from engine.chat.gguf_vocab import read_metadata, tokenizer_json
+
+        metadata = read_metadata(source)
+        (target / "tokenizer.json").write_text(json.dumps(tokenizer_json(metadata)))
+        template = metadata.get("tokenizer.chat_template")
+        if template:
+            (target / "chat_template.jinja").write_text(str(template))
+        return
+    for path in source.iterdir():
+        if path.name in TOKENIZER_FILES:
+            shutil.copyfile(path, target / path.name)
 
 
 def _config_of(model: str) -> tuple[ModelConfig, str]:

@@ -5,16 +5,15 @@ The bias only selects experts; it never enters their weights, so it needs no gra
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from engine.model.balance import move_bias
 from engine.model.model import PolicyModel
 from engine.model.moe import MoE
 
 
-@torch.no_grad()
 def move_router_bias(model: PolicyModel, loads: Tensor, rate: float) -> None:
     """bias += rate * sign(mean load - load) in each MoE layer; loads [L, E] tokens an expert."""
     routers = [layer.mlp.gate for layer in model.layers if isinstance(layer.mlp, MoE)]
-    for router, load in zip(routers, loads.double(), strict=True):
-        router.e_score_correction_bias.add_((load.mean() - load).sign().float(), alpha=rate)
+    for router, load in zip(routers, loads, strict=True):
+        move_bias(router.e_score_correction_bias, load, rate)

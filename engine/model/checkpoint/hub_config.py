@@ -168,7 +168,6 @@ def to_hub(config: ModelConfig, model_type: str | None = None) -> dict[str, Any]
         hub["mlp_bias"] = False
     if config.is_mla:
         hub["rope_interleave"] = config.rope_interleave
-    hub["rope_scaling"] = None
     if config.rope_scaling is not None:
         hub["rope_scaling"] = {"type": "yarn", **values["rope_scaling"]}
     return hub

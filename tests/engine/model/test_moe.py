@@ -136,6 +136,31 @@ def test_gradients_of_grouped_experts():
     assert not grad[unused].any()
 
 
+@pytest.mark.parametrize(("ops", "count"), [(FastOps(), 37), (TiledOps(), 64)])
+def test_all_tokens_to_one_expert(ops: RowOps, count: int):
+    """Exact, and with exact zero gradients for the six experts that get nothing."""
+    config = SHAPE.model_copy(update={"num_experts_per_tok": 1})
+    moe = make_moe(config)
+    with torch.no_grad():
+        moe.gate.e_score_correction_bias[4] = 10.0
+    out, chosen = moe(rows(count), ops)
+    assert (chosen == 4).all()
+    torch.testing.assert_close(
+        out.detach().double(), naive(moe, config, rows(count), None).detach(), rtol=1e-5, atol=1e-5
+    )
+    out.square().sum().backward()
+    for stack in (moe.experts_gate_up_proj, moe.experts_down_proj):
+        assert stack.grad is not None and stack.grad[4].abs().sum() > 0
+        assert not stack.grad[[0, 1, 2, 3, 5, 6]].any()
+
+
+@torch.no_grad()
+def test_no_rows():
+    """An empty batch is an empty batch."""
+    out, chosen = make_moe()(rows(0), FastOps())
+    assert out.shape == (0, 20) and chosen.shape == (0, 3)
+
+
 @torch.no_grad()
 def test_384_experts_of_which_8():
     """The released counts, with tiny widths."""

@@ -28,8 +28,10 @@ def test_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_convert_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A folder of another type that transformers reads with the same logits."""
     save_model(make_model(MLA), tmp_path / "m")
+    (tmp_path / "m/tokenizer.json").write_text("{}")
     arguments = ["--dtype", "float32", "--type", "deepseek_v3"]
     assert run(["model", "convert", str(tmp_path / "m"), str(tmp_path / "out"), *arguments]) == 0
+    assert (tmp_path / "out/tokenizer.json").read_text() == "{}"
     assert run(["model", "verify", str(tmp_path / "out"), "--reference"]) == 0
     text = capsys.readouterr().out
     assert "of the right shape, finite" in text and "largest difference from transformers" in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint.hub_config import to_hub
-from engine.model.checkpoint.load import load_model, open_checkpoint
+from engine.model.checkpoint.load import load_model, load_tensors, open_checkpoint
 from engine.model.checkpoint.names import hub_shapes
 from engine.model.checkpoint.save import convert, save_model
+from engine.model.checkpoint.source import Entry
 from engine.model.config import ModelConfig
 from tests.engine.tiny import MLA, MODEL, make_model
 
@@ -212,6 +215,29 @@ def test_convert_streams(tmp_path: Path):
     assert same(load_model(tmp_path / "out"), make_model(MLA).bfloat16().float()) is False
     expected = load_model(tmp_path / "model", dtype=torch.bfloat16)
     assert same(load_model(tmp_path / "out", dtype=torch.bfloat16), expected)
+
+
+def test_one_hub_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While it loads, no two tensors of the checkpoint are in memory beside the model."""
+    config, source = open_checkpoint(folder_of(tmp_path, MLA))
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def watched(entry: Entry) -> Entry:
+        def read() -> Tensor:
+            nonlocal most
+            tensor = entry.read()
+            alive.append(weakref.ref(tensor))
+            most = max(most, sum(reference() is not None for reference in alive))
+            return tensor
+
+        return replace(entry, read=read)
+
+    entries = {name: watched(entry) for name, entry in source.entries.items()}
+    monkeypatch.setattr(source, "entries", entries)
+    model = load_tensors(config, source)
+    assert same(model, make_model(MLA)) and len(alive) == len(entries)
+    assert most <= 2  # the one just read, and the last one that its name still holds
 
 
 def test_devices(tmp_path: Path):
