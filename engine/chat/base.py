@@ -59,6 +59,17 @@ class ToolDeclaration:
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
 
 
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image, or a chunk of four frames of a video, in the place where it stands in the text.
+
+    ``num_tokens``: placeholder ids, one for each vector that the vision tower gives for it.
+    """
+
+    kind: Literal["image", "video"]
+    num_tokens: int
+
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -77,3 +88,5 @@ class Message:
     append-only."""
     name: str = ""
     """Who speaks where the role does not say: a user among several, the tool of a result."""
+    parts: tuple[str | Media, ...] = ()
+    """User and tool only, instead of ``text``: text and media in order."""

@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from engine.chat.base import CallText, Message, Tokenizer, ToolDeclaration
+from engine.chat.base import CallText, Media, Message, Tokenizer, ToolDeclaration
 from engine.chat.dialogue import Renderer, Span
 from engine.chat.hermes import CALL_CLOSE, CALL_OPEN, IM_END, IM_START, HermesFinder
 from engine.errors import ChatError
@@ -94,8 +94,11 @@ class ChatMLRenderer(Renderer):
         ids = [*self._parts(parts), self._end]
         return ids, [(0, len(ids))]
 
-    def observation(self, call_id: str, text: str, name: str = "") -> list[int]:
+    def observation(
+        self, call_id: str, text: str, name: str = "", parts: Sequence[str | Media] = ()
+    ) -> list[int]:
         del call_id, name
+        _refuse(parts)
         return [*self._newline, *self._result(text)]
 
     def finder(self) -> HermesFinder:
@@ -145,6 +148,7 @@ class ChatMLRenderer(Renderer):
     def _other(self, message: Message) -> list[int]:
         if message.name:
             raise ChatError(f"user message is named {message.name!r}; ChatML has no names of users")
+        _refuse(message.parts)
         return [*self._newline, *self._message(message.role, message.text)]
 
     def _message(self, role: str, text: str) -> list[int]:
@@ -188,6 +192,11 @@ class ChatMLRenderer(Renderer):
 
 
 _MARKERS = (CALL_OPEN, CALL_CLOSE, RESPONSE_OPEN, RESPONSE_CLOSE)
+
+
+def _refuse(parts: Sequence[str | Media]) -> None:
+    if parts:
+        raise ChatError("ChatML has no place for media; expected a message with text alone")
 
 
 def _function(tool: ToolDeclaration) -> dict[str, object]:

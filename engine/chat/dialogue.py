@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from engine.chat.base import CallText, Message, Tokenizer, ToolDeclaration
+from engine.chat.base import CallText, Media, Message, Tokenizer, ToolDeclaration
 from engine.chat.calls import FoundTurn
 from engine.errors import ChatError
 
@@ -76,7 +76,9 @@ class Renderer(ABC):
         """
 
     @abstractmethod
-    def observation(self, call_id: str, text: str, name: str = "") -> list[int]:
+    def observation(
+        self, call_id: str, text: str, name: str = "", parts: Sequence[str | Media] = ()
+    ) -> list[int]:
         """The result of one call; an empty ``call_id`` is a call that could not be read."""
 
     @abstractmethod
@@ -138,7 +140,7 @@ class Renderer(ABC):
                 spans += [(len(ids) + start, len(ids) + end) for start, end in trained]
                 ids += turn
             elif message.role == "tool":
-                ids += self.observation(message.call_id, message.text, message.name)
+                ids += self.observation(message.call_id, message.text, message.name, message.parts)
             else:
                 ids += self._other(message)
         return ids, spans
@@ -221,6 +223,11 @@ def _check(message: Message) -> None:
     if message.role != "assistant" and (message.calls or message.reasoning):
         raise ChatError(
             f"{message.role} message has calls or reasoning; only an assistant message may"
+        )
+    if message.parts and (message.text or message.role in ("system", "assistant")):
+        raise ChatError(
+            f"{message.role} message has parts and text {message.text[:40]!r}; parts stand instead "
+            "of the text of a user or a tool"
         )
     if message.name and message.role in ("system", "assistant"):
         raise ChatError(

@@ -19,7 +19,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from engine.chat.base import CallText, Message, Tokenizer, ToolDeclaration
+from engine.chat.base import CallText, Media, Message, Tokenizer, ToolDeclaration
 from engine.chat.calls import CallFinder
 from engine.chat.dialogue import Renderer, Span, check_append_only
 from engine.chat.markers import (
@@ -32,6 +32,10 @@ from engine.chat.markers import (
     IM_MIDDLE,
     IM_SYSTEM,
     IM_USER,
+    MEDIA_BEGIN,
+    MEDIA_CONTENT,
+    MEDIA_END,
+    MEDIA_PAD,
     SECTION_BEGIN,
     SECTION_END,
     THINK_BEGIN,
@@ -114,13 +118,15 @@ class KimiRenderer(Renderer):
         ids.append(self._id(IM_END))
         return ids, [(0, len(ids))]
 
-    def observation(self, call_id: str, text: str, name: str = "") -> list[int]:
+    def observation(
+        self, call_id: str, text: str, name: str = "", parts: Sequence[str | Media] = ()
+    ) -> list[int]:
         """The result of one call; an empty ``call_id`` (a call that could not be read) has no
         heading."""
         if name in ("system", _DECLARE):
             raise ChatError(f"a tool named {name!r} would speak as the system; rename the tool")
         heading = f"{_RETURN_OF}{call_id}\n" if call_id else ""
-        return self._message(IM_SYSTEM, name or _TOOL, heading + text)
+        return self._message(IM_SYSTEM, name or _TOOL, heading + text, parts)
 
     def finder(self) -> CallFinder:
         return CallFinder(self.tokenizer)
@@ -147,8 +153,8 @@ class KimiRenderer(Renderer):
                     raise ChatError(f"{where}: {turn.error}")
                 messages.append(Message("assistant", turn.text, turn.calls, "", turn.reasoning))
             elif name != _DECLARE:
-                text = self.tokenizer.decode(content)
-                messages.append(_message_of(roles[ids[start]], name, text))
+                parts = self._parts_of(content)
+                messages.append(_message_of(roles[ids[start]], name, parts))
             start = stop + 1
         return messages
 
@@ -171,10 +177,40 @@ class KimiRenderer(Renderer):
 
     def _other(self, message: Message) -> list[int]:
         marker = IM_SYSTEM if message.role == "system" else IM_USER
-        return self._message(marker, message.name or message.role, message.text)
+        return self._message(marker, message.name or message.role, message.text, message.parts)
 
-    def _message(self, marker: str, name: str, text: str) -> list[int]:
-        return [*self._open(marker, name), *self._text(text), self._id(IM_END)]
+    def _message(
+        self, marker: str, name: str, text: str, parts: Sequence[str | Media] = ()
+    ) -> list[int]:
+        ids = self._open(marker, name)
+        for part in parts:
+            if isinstance(part, str):
+                text += part
+                continue
+            ids += [*self._text(text), self._id(MEDIA_BEGIN), *self._text(part.kind)]
+            ids += [self._id(MEDIA_CONTENT), *([self._id(MEDIA_PAD)] * part.num_tokens)]
+            ids.append(self._id(MEDIA_END))
+            # the newline behind an image is encoded together with the text that follows
+            text = "\n" if part.kind == "image" else ""
+        return [*ids, *self._text(text), self._id(IM_END)]
+
+    def _parts_of(self, ids: Sequence[int]) -> list[str | Media]:
+        """Text and media in turn: text is never missing at the ends, but may be empty."""
+        ids = list(ids)
+        parts: list[str | Media] = []
+        begin, pad, end = (self._id(name) for name in (MEDIA_BEGIN, MEDIA_PAD, MEDIA_END))
+        newline = ""
+        while True:
+            stop = ids.index(begin) if begin in ids else len(ids)
+            parts.append(self.tokenizer.decode(ids[:stop]).removeprefix(newline))
+            if stop == len(ids):
+                return parts
+            if end not in ids:
+                raise ChatError(f"{MEDIA_BEGIN} without {MEDIA_END}")
+            inside, ids = ids[stop + 1 : ids.index(end)], ids[ids.index(end) + 1 :]
+            is_image = self.tokenizer.decode(inside).startswith("image")
+            parts.append(Media("image" if is_image else "video", inside.count(pad)))
+            newline = "\n" if is_image else ""
 
     def _open(self, marker: str, name: str) -> list[int]:
         return [self._id(marker), *self._text(name), self._id(IM_MIDDLE)]
@@ -194,12 +230,19 @@ def _function(tool: ToolDeclaration) -> dict[str, object]:
     }
 
 
-def _message_of(marker: str, name: str, text: str) -> Message:
-    if marker == IM_USER:
-        return Message("user", text, name="" if name == "user" else name)
-    if name == "system":
-        return Message("system", text)
+def _message_of(marker: str, name: str, parts: list[str | Media]) -> Message:
+    first, *others = parts
+    assert isinstance(first, str), "parts begin with text, which may be empty"
+    if marker != IM_USER and name == "system":
+        return Message("system", first)
     call_id = ""
-    if text.startswith(_RETURN_OF):
-        call_id, _, text = text.removeprefix(_RETURN_OF).partition("\n")
-    return Message("tool", text, call_id=call_id, name="" if name == _TOOL else name)
+    if marker != IM_USER and first.startswith(_RETURN_OF):
+        call_id, _, first = first.removeprefix(_RETURN_OF).partition("\n")
+    role, usual = ("user", "user") if marker == IM_USER else ("tool", _TOOL)
+    return Message(
+        role,
+        "" if others else first,
+        call_id=call_id,
+        name="" if name == usual else name,
+        parts=tuple(part for part in (first, *others) if part) if others else (),
+    )

@@ -205,6 +205,8 @@ def test_text_never_becomes_a_marker(tokenizer, data):
         ([Message("user", "a"), Message("assistant", "5", reasoning="hm")], "no place for it"),
         ([Message("user", "a"), Message("user", "a", name="Ann")], "no names of users"),
         ([Message("user", "a", name="Ann")], "no names of users"),
+        ([Message("user", parts=("a",))], "no place for media"),
+        ([Message("user", "a"), Message("tool", parts=("a",))], "no place for media"),
     ],
 )
 def test_refused_dialogues(messages, reason):

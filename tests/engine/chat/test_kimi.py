@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.chat.base import CallText, Message
+from engine.chat.base import CallText, Media, Message
 from engine.chat.calls import ids_of_marked_text
 from engine.chat.dialogue import check_append_only, drop_reasoning, loss_mask, number_calls
 from engine.chat.kimi import DEFAULT_SYSTEM, K2Renderer, K25Renderer
@@ -139,6 +139,36 @@ def test_named_users_and_tools():
         "<|im_system|>lookup<|im_middle|>## Return of functions.lookup:0\n5<|im_end|>"
         "<|im_system|>tool<|im_middle|>?<|im_end|>"
     )
+
+
+@pytest.mark.parametrize("name", ["user", "tool"])
+def test_media(name):
+    """Placeholders stand where the image or the chunk of a video stands."""
+    parts = (
+        "see ",
+        Media("image", 3),
+        "and\n",
+        "00:00:02.000",
+        Media("video", 2),
+        Media("image", 1),
+    )
+    written = (
+        "see <|media_begin|>image<|media_content|><|media_pad|><|media_pad|><|media_pad|>"
+        "<|media_end|>\nand\n00:00:02.000<|media_begin|>video<|media_content|><|media_pad|>"
+        "<|media_pad|><|media_end|><|media_begin|>image<|media_content|><|media_pad|>"
+        "<|media_end|>\n"
+    )
+    heads = {
+        "user": "<|im_user|>user<|im_middle|>",
+        "tool": "<|im_system|>tool<|im_middle|>## Return of f:0\n",
+    }
+    call_id = "f:0" if name == "tool" else ""
+    renderer = K25Renderer(TOKENIZER, default_system=None)
+    rendered = renderer.render([Message(name, parts=parts, call_id=call_id)])
+    assert rendered == ids(f"{heads[name]}{written}<|im_end|>")
+    (message,) = renderer.parse(rendered)
+    merged = (*parts[:2], "and\n00:00:02.000", *parts[4:])
+    assert message == Message(name, parts=merged, call_id=call_id)
 
 
 def test_history_without_preserved_thinking():
@@ -278,6 +308,8 @@ def test_turns_are_read_as_sampled(name):
         (Message("tool", "5", name="system"), "speak as the system"),
         (Message("tool", "5", name="tool_declare"), "speak as the system"),
         (Message("system", "5", name="Ann"), "only users and tools"),
+        (Message("user", "5", parts=("a",)), "instead of the text"),
+        (Message("assistant", parts=("a",)), "instead of the text"),
         (Message("assistant", "5", name="Ann"), "only users and tools"),
         (Message("user", "5", (CallText("f:0", "{}"),)), "only an assistant"),
     ],
@@ -295,6 +327,7 @@ def test_refused_messages(message, reason):
         ("<|im_user|>user<|im_middle|>a", "is not a role marker"),
         ("<|im_user|>user<|im_end|>", "has no <|im_middle|>"),
         (f"{HEAD}<|tool_calls_section_begin|><|im_end|>", "section without a call"),
+        ("<|im_user|>user<|im_middle|><|media_begin|>image<|im_end|>", "without <|media_end|>"),
     ],
 )
 def test_ids_that_are_no_dialogue(text, reason):
