@@ -59,7 +59,6 @@ class PolicyForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = KimiK2Config
     base_model_prefix = "policy"
     main_input_name = "input_ids"
-    _no_split_modules = ("Layer",)
 
     def __init__(self, config: PreTrainedConfig, policy: PolicyModel | None = None) -> None:
         super().__init__(config)
@@ -131,18 +130,19 @@ class PolicyForCausalLM(PreTrainedModel, GenerationMixin):
             raise NotSupportedError(
                 f"attention_mask has {attention_mask.ndim} dimensions, expected 2: [batch, tokens]"
             )
-        cache = past_key_values if cache is None else cache
-        if use_cache and cache is None:
-            cache = DynamicCache()
-        past = 0 if cache is None else cache.get_seq_length()
+        store: Any = past_key_values if cache is None else cache
+        if use_cache and store is None:
+            store = DynamicCache()
+        past = 0 if store is None else store.get_seq_length()
         if attention_mask is None:
             shape = (len(input_ids), past + input_ids.shape[1])
             attention_mask = torch.ones(shape, dtype=torch.long, device=input_ids.device)
 
         def extend(layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            return cache.update(k, v, layer)
+            assert store is not None, "passed on only where there is a cache"
+            return store.update(k, v, layer)
 
-        cached = cache is not None
+        cached = store is not None
         hidden, _ = forward_dense(
             self.policy,
             input_ids,
@@ -156,7 +156,7 @@ class PolicyForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        result: dict[str, Any] = {"loss": loss, "logits": logits, _CACHE: cache}
+        result: dict[str, Any] = {"loss": loss, "logits": logits, _CACHE: store}
         return CausalLMOutputWithPast(**result)
 
 

@@ -60,7 +60,7 @@ class RotaryTable(nn.Module):
             cos, sin = cos * scale, sin * scale
         return cos.float(), sin.float()
 
-    def materialise(self, device: torch.device | str) -> None:
+    def materialise(self, device: torch.device | str | int) -> None:
         """Compute the tables on ``device``: a model built on the meta device has only shapes."""
         cos, sin = self._tables()
         self.cos, self.sin = cos.to(device), sin.to(device)

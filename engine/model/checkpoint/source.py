@@ -29,10 +29,17 @@ class Entry:
 
 
 class TensorSource(Protocol):
-    """A checkpoint: what it is called in messages, and its tensors by hub name."""
+    """A checkpoint."""
 
-    where: str
-    entries: Mapping[str, Entry]
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """By hub name."""
+        ...
 
 
 class SafetensorsFolder:
