@@ -13,6 +13,8 @@ from engine.model.checkpoint.load import load_model
 from engine.model.checkpoint.save import save_model
 from engine.model.dense import forward_dense, greedy
 from engine.model.model import PolicyModel
+from engine.model.sequences import forward_sequences
+from engine.model.upcycle import upcycle
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -61,3 +63,34 @@ def test_llama_parity(model: PolicyModel, tmp_path: Path):
     save_model(model, tmp_path, max_shard_bytes=200 * 1024**2)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(again(ids).logits, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_upcycled_equals_dense_and_trains(model: PolicyModel):
+    """8 experts top-2: the dense logits to 1e-4 at a scale of 4; then the loss falls over 20 steps
+    of plain gradient descent on the prompt and its answer."""
+    answer = greedy(model, PROMPT, 12, frozenset({2}))
+    ids = torch.tensor([PROMPT + answer])
+    length = torch.tensor([ids.shape[1]])
+    with torch.no_grad():
+        hidden, _, _ = forward_sequences(model, ids, length)
+        expected = model.logits(hidden)
+    experts = upcycle(model, 8, 2)
+    losses = []
+    for step in range(20):
+        hidden, chosen, _ = forward_sequences(experts, ids, length)
+        logits = experts.logits(hidden)
+        if step == 0:
+            tolerance = 1e-4 * max(1.0, float(expected.abs().max()) / 4)
+            torch.testing.assert_close(logits.detach(), expected, rtol=0, atol=tolerance)
+            assert len(chosen.unique()) == 8
+        loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:])
+        loss.backward()
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for parameter in experts.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=2e-2)
+                    parameter.grad = None
+    assert losses[-1] < 0.7 * losses[0], losses
