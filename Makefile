@@ -36,7 +36,9 @@ $(INSTALLED): pyproject.toml
 	@python=$$(scripts/find-python.sh)
 	# an environment that moved or whose Python is gone is made anew
 	$(BIN)/python -c 'import pip' 2>/dev/null || "$$python" -m venv --clear $(VENV)
+	echo "installing torch into $(VENV): 200 MB to fetch the first time"
 	$(BIN)/python -m pip install -q '$(TORCH)'
+	echo "installing PARL, Ray and what the tests import: a minute or two"
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	touch $@
 

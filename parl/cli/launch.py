@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass
@@ -48,7 +50,7 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
         store = Store(ledger, folder.run_id)
         hint = f"resume with: parl rl resume {shortest(folder)}"
         try:
-            _hear_sigterm()
+            _hear_signals()
             _check_checkpoint(folder, store)
             if store.run_status() != FINISHED:
                 _run(folder, ledger, store, stream)
@@ -68,14 +70,20 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
         typer.echo(f"\n{files.text}\n\nreport  {files.report}\ncurves  {files.curves}", file=stream)
 
 
-def _hear_sigterm() -> None:
-    """Also once Ray has connected: it installs a handler of its own that aborts the process."""
+def _hear_signals() -> None:
+    """Also once Ray has connected: it installs a SIGTERM handler that aborts the process."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGINT, _stop)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Closing engines and boxes takes seconds: who asked for it hears at once. The stream may be
+    in use where the signal came in, so this goes past it."""
+    os.write(sys.stderr.fileno(), b"stopping: the engine and the boxes are being closed\n")
+    if number == signal.SIGTERM:
+        raise Terminated
+    raise KeyboardInterrupt
 
 
 def _check_checkpoint(folder: RunFolder, store: Store) -> None:
@@ -141,7 +149,7 @@ def _build(folder: RunFolder, ledger: Ledger, stream: TextIO) -> Built:
         run_dir=folder.path,
         ledger_url=folder.ledger_url,
         say=lambda line: typer.echo(line, file=stream),
-        connected=_hear_sigterm,
+        connected=_hear_signals,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.errors import ConfigError
+from infra.errors import ConfigError, LedgerError
 
 if TYPE_CHECKING:
     from infra.db.engine import Ledger
@@ -42,10 +42,22 @@ class RunFolder:
         return self.config.run.ledger or f"sqlite:///{self.path / LEDGER_FILE}"
 
     def open_ledger(self) -> Ledger:
-        """The existing ledger; LedgerError when it is gone."""
-        from infra.db.engine import open_ledger
+        """The existing ledger; LedgerError when it is gone or knows another run by this folder."""
+        from sqlalchemy import select
 
-        return open_ledger(self.ledger_url, create=False, durable=self.config.run.durable)
+        from infra.db.engine import open_ledger
+        from infra.db.models import RunRow
+
+        ledger = open_ledger(self.ledger_url, create=False, durable=self.config.run.durable)
+        with ledger.session() as session:
+            found = session.get(RunRow, self.run_id) is not None
+            known = list(session.scalars(select(RunRow.id).order_by(RunRow.created_at).limit(10)))
+        if not found:
+            raise LedgerError(
+                f"the ledger of {self.path} holds {', '.join(known) or 'no run'} and no run "
+                f"{self.run_id!r}; a run has the name of its folder: rename the folder back"
+            )
+        return ledger
 
 
 def resolve(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
@@ -226,7 +238,8 @@ def _locate(reference: str | None, parent: Path) -> Path:
     names = [path.name for path in runs]
     near = difflib.get_close_matches(Path(reference).name, names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    where = f"{parent}/" if parent.is_dir() else f"{parent}/ (no such folder)"
     raise ConfigError(
-        f"no run {reference!r} in {parent}/ (a run folder holds {CONFIG_FILE}); "
+        f"no run {reference!r} in {where}; a run folder holds {CONFIG_FILE}; "
         f"known: {', '.join(names) or 'none'}{hint}"
     )

@@ -144,6 +144,26 @@ def test_without_bubblewrap_nothing_runs_unisolated(tmp_path):
     assert_refused(done, 1, "bwrap", "bubblewrap")
 
 
+def test_a_renamed_folder_is_told_its_name(finished, tmp_path):
+    """The ledger knows the run by the old name; no command may half work."""
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    for verb in ("status", "resume", "rescore", "report"):
+        done = parl("rl", verb, other)
+        assert_refused(done, 1, f"holds {finished.name} and no run 'other'", "rename the folder")
+
+
+def test_rescore_of_nothing_is_not_success(finished):
+    """A run without a committed round has no reward to compare."""
+    assert_refused(parl("rl", "rescore", finished), 1, "has no committed round yet")
+
+
+def test_no_folder_of_runs(tmp_path):
+    """A mistyped --dir is not an empty list."""
+    assert_refused(parl("rl", "list", "--dir", tmp_path / "nowhere"), 2, "no such folder")
+    assert parl("rl", "list", "--dir", tmp_path).stdout.startswith("no runs in ")
+
+
 @pytest.mark.slow
 def test_a_wrong_checkpoint_is_refused_and_nothing_is_lost(finished):
     """A flipped byte, then a missing folder: exit 2 and its name; put back, the run resumes."""
