@@ -18,6 +18,7 @@ from sandbox.backends.base import Reply
 from sandbox.calls.types import DecodedCall
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, SandboxLost, TaskError
+from sandbox.guardian import Guardian, footprint_of_folder
 from sandbox.proxy.declare import ProxySpec
 from sandbox.proxy.errors import CallFailure
 from sandbox.proxy.result import ProxyResult
@@ -125,9 +126,11 @@ class ProxyDoor:
     """Where a pool's sessions get their proxied tools. Costs nothing until a task declares some.
     Belongs to one event loop."""
 
-    def __init__(self, config: SandboxConfig, trusted: bool) -> None:
+    def __init__(self, config: SandboxConfig, trusted: bool, guardian: Guardian) -> None:
+        """``guardian`` removes the temporary folder of the proxy in this process if we die."""
         self._config = config
         self._trusted = trusted
+        self._guardian = guardian
         self._client: ProxyClient | None = None
         self._proxy: ToolProxy | None = None
         self._temporary: Path | None = None
@@ -184,6 +187,7 @@ class ProxyDoor:
             await client.close()
         if self._temporary is not None:
             await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+            self._guardian.forget(self._temporary.name)
             self._temporary = None
 
     def _at_socket(self, path: Path) -> ProxyClient:
@@ -211,7 +215,10 @@ class ProxyDoor:
         from sandbox.proxy.config import ProxyConfig
 
         if self._config.proxy_dir is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="parl-proxy-"))
+            name = f"parl-proxy-{secrets.token_hex(8)}"
+            self._temporary = Path(tempfile.gettempdir()) / name
+            self._guardian.watch(name, footprint_of_folder(name, self._temporary))
+            self._temporary.mkdir(mode=0o700)
         parent = self._temporary or self._config.proxy_dir
         assert parent is not None, "either is set"
         state = parent / f"pool-{os.getpid()}-{secrets.token_hex(4)}"

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import httpx2
 
+from infra.owners import process_owner
 from sandbox.errors import SandboxLost
 from sandbox.proxy.errors import BadToken, ProxyConfigError, ProxyError
 from sandbox.proxy.proxy import ToolProxy
@@ -109,6 +110,7 @@ class ProxyClient:
     def __init__(self, control_socket: Path, timeout_s: float = 300.0) -> None:
         """``timeout_s`` of one call; longer than the proxy's own deadline."""
         self._socket = control_socket
+        self._owner = process_owner()
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the default one loads certificates
         self._clients = [
             httpx2.AsyncClient(
@@ -135,14 +137,16 @@ class ProxyClient:
         data: dict[str, Any] | None = None,
         replace: bool = False,
     ) -> RemoteEpisode:
-        """A new episode; ``replace`` closes one of that id that a dead process left open.
-        SandboxLost when no proxy answers, ProxyError when it refuses."""
+        """A new episode; ``replace`` closes one of that id that a dead process left open. The proxy
+        closes it too when this process dies. SandboxLost when no proxy answers, ProxyError when it
+        refuses."""
         body = {
             "episode": episode,
             "world": world,
             "policy_version": policy_version,
             "data": data or {},
             "replace": replace,
+            "owner": self._owner,
         }
         answer = await self.request("POST", "/v1/episodes", body)
         tools = tuple(ToolSpec(**tool) for tool in answer["tools"])

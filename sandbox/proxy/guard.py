@@ -4,6 +4,9 @@
 got. When the proxy dies, even by kill -9, the kernel sends this process SIGTERM; it then kills the
 command and everything the command started (it adopts orphans, so a daemon does not get away). It
 does the same when the command ends by itself, and exits with the command's status.
+
+The command has a temporary folder of its own (``TMPDIR``), which goes with it: SIGKILL leaves it no
+chance to tidy up.
 """
 
 from __future__ import annotations
@@ -23,11 +26,19 @@ def main() -> NoReturn:
     """Run ``sys.argv[2:]``; exit code 127 when it cannot be executed."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
-    signal.signal(signal.SIGTERM, lambda *_: _end(143))
+    folder = f"{os.environ.get('TMPDIR', '/tmp')}/parl-guard-{os.urandom(8).hex()}"
+    signal.signal(signal.SIGTERM, lambda *_: _end(143, folder))
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel was told
         os._exit(143)
+    try:
+        os.mkdir(folder, 0o700)  # noqa: PTH102
+    except OSError as error:
+        sys.stderr.write(f"{folder}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+    os.environ["TMPDIR"] = folder
     guard = os.getpid()
     child = os.fork()
     if child == 0:
@@ -37,7 +48,7 @@ def main() -> NoReturn:
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
-            _end(os.waitstatus_to_exitcode(status) & 0xFF)
+            _end(os.waitstatus_to_exitcode(status) & 0xFF, folder)
 
 
 def _become(libc: ctypes.CDLL, guard: int, command: list[str]) -> NoReturn:
@@ -54,8 +65,8 @@ def _become(libc: ctypes.CDLL, guard: int, command: list[str]) -> NoReturn:
         os._exit(127)
 
 
-def _end(code: int) -> NoReturn:
-    """Kill all descendants, those that were orphaned meanwhile too, then exit."""
+def _end(code: int, folder: str) -> NoReturn:
+    """Kill all descendants, those that were orphaned meanwhile too, remove the folder, exit."""
     while children := _children():
         for pid in children:
             try:
@@ -64,6 +75,8 @@ def _end(code: int) -> NoReturn:
                 continue
         # one at a time: the children of the one that ended are ours now and not killed yet
         os.waitpid(-1, 0)
+    # rm: any depth, and quicker than the modules that could do it here
+    os.waitpid(os.posix_spawnp("rm", ["rm", "-rf", "--", folder], os.environ), 0)
     os._exit(code)
 
 

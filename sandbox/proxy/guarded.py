@@ -15,8 +15,8 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """``command`` under the guard; start it from the thread that runs the event loop, the kernel
-    watches the thread that forked."""
+    """``command`` under the guard, with a ``TMPDIR`` that ends with it; start it from the thread
+    that runs the event loop, the kernel watches the thread that forked."""
     return [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), *command]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.owners import is_dead
 from sandbox.proxy.audit import AuditLog, Journal
 from sandbox.proxy.cassette import Cassette
 from sandbox.proxy.config import McpUpstream as McpConfig
@@ -41,6 +42,8 @@ from sandbox.proxy.world import Source, World, load_tools
 from sandbox.tool_spec import ToolSpec
 
 _CLOSE_WAIT_S = 10.0
+_ABANDONED_WAIT_S = 2.0
+"""For calls whose answer nobody waits for any more; they are audited as cancelled or done."""
 _log = logging.getLogger("parl.proxy")
 
 
@@ -110,10 +113,12 @@ class ToolProxy:
         policy_version: int | None = None,
         data: dict[str, Any] | None = None,
         replace: bool = False,
+        owner: str | None = None,
     ) -> Episode:
         """A new episode; its ``token`` is all that the sandbox gets. ``data`` goes to ``setup`` of
         simulators. ``replace``: an open episode of this id belongs to an attempt that died, and is
-        closed. ProxyError: no such world, or the id is open already."""
+        closed. ``owner``: see ``close_abandoned``. ProxyError: no such world, or the id is open
+        already."""
         if world not in self._worlds:
             raise ProxyConfigError(f"no world {world!r}; there are: {', '.join(self._worlds)}")
         loaded = await asyncio.shield(self._worlds[world][1])
@@ -121,7 +126,7 @@ class ToolProxy:
             if not replace:
                 raise ProxyError(f"episode {episode!r} is open already; close it first")
             await self.close_episode(earlier.token)
-        opened = Episode(episode, loaded, policy_version)
+        opened = Episode(episode, loaded, policy_version, owner=owner)
         if self.config.canary:
             mark = hmac.new(self._hmac_key, f"canary:{episode}".encode(), hashlib.sha256)
             opened.canary = f"parl-{mark.hexdigest()[:16]}"
@@ -183,14 +188,26 @@ class ToolProxy:
             episode.remember(index, tool, arguments, task)
         return await asyncio.shield(task)
 
-    async def close_episode(self, token: str) -> None:
-        """Let running calls end (10 s at most), then drop the episode's state; idempotent."""
+    async def close_abandoned(self) -> int:
+        """Close the episodes whose owner, a process of this machine, is dead; how many they were.
+        Nobody else would: their MCP servers and simulated states stay until then."""
+        owners = {opened.owner for opened in self._episodes.values()} - {None}
+        dead = {owner for owner in owners if owner is not None and is_dead(owner)}
+        tokens = [token for token, opened in self._episodes.items() if opened.owner in dead]
+        closing = (self.close_episode(token, _ABANDONED_WAIT_S) for token in tokens)
+        for failure in await asyncio.gather(*closing, return_exceptions=True):
+            if failure is not None:
+                _log.error("an abandoned episode does not close: %r", failure)
+        return len(tokens)
+
+    async def close_episode(self, token: str, wait_s: float = _CLOSE_WAIT_S) -> None:
+        """Let running calls end (``wait_s`` at most), then drop the episode's state; idempotent."""
         episode = self._episodes.pop(token, None)
         if episode is None:
             return
         running = episode.running()
         if running:
-            _, late = await asyncio.wait(running, timeout=_CLOSE_WAIT_S)
+            _, late = await asyncio.wait(running, timeout=wait_s)
             for task in late:
                 task.cancel()
             if late:

@@ -17,12 +17,12 @@ from sandbox.proxy.server import running
 from sandbox.recording import record_task
 from sandbox.task import TaskSpec, load_task
 from tests.sandbox.proxied_tasks import (
-    SIMULATOR,
     api_task,
     config,
     in_pool,
     play,
     raw,
+    simulated,
     write_task,
 )
 from tests.sandbox.proxy.api import ApiServer
@@ -33,15 +33,6 @@ def api() -> Iterator[ApiServer]:
     server = ApiServer()
     yield server
     server.stop()
-
-
-SIMULATED = '\n[metadata.parl.proxy.upstreams.stock]\nkind = "python"\nsource = "tools/stock.py"\n'
-
-
-def simulated(folder: Path) -> Path:
-    write_task(folder, SIMULATED)
-    (folder / "tools" / "stock.py").write_text(SIMULATOR)
-    return folder
 
 
 @pytest.mark.parametrize("door", ["in_process", "socket"])
