@@ -54,7 +54,7 @@ def check(
     import json
 
     from infra.errors import ConfigError
-    from sandbox.check.certificate import MIN_REPEAT
+    from sandbox.check.certificate import too_few
     from sandbox.check.findings import report_text
     from sandbox.check.run import CheckSettings
 
@@ -80,12 +80,9 @@ def check(
             raise ConfigError(f"--json {json_file}: {error.strerror}") from error
     if not report.passed:
         raise typer.Exit(1)
-    if repeat < MIN_REPEAT:
-        typer.echo(
-            f"not certified: --repeat {repeat} plays too few episodes, a certificate needs "
-            f"{MIN_REPEAT}",
-            err=True,
-        )
+    few = too_few(report.flake)
+    if few is not None:
+        typer.echo(f"not certified: {few}", err=True)
         return
     _certify(target, report, registry, quiet)
 

@@ -41,7 +41,7 @@ def unpacked(content):
             return [(" (zip): " + name, archive.open(name).read(20000))
                     for name in archive.namelist()[:50] if not name.endswith("/")]
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError,
-            NotImplementedError, ValueError):
+            NotImplementedError, ValueError):  # damaged or locked: no agent opens it either
         return []
     parts = []
     joined = re.sub(rb"(?<=[A-Za-z0-9+/])\\r?\\n(?=[A-Za-z0-9+/=])", b"", content[:20000])
@@ -49,7 +49,7 @@ def unpacked(content):
         try:
             plain = base64.b64decode(coded, validate=True)
             plain.decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except (binascii.Error, UnicodeDecodeError):  # no base64 text; it is read as it stands
             continue
         parts.append((" (base64 %d)" % len(parts), plain))
     return parts
@@ -57,14 +57,14 @@ def unpacked(content):
 
 system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run"}
 roots = [here] + ["/" + name for name in os.listdir("/") if name not in system]
-found, seen, total = {}, set(), 0
+found, seen, total, cut = {}, set(), 0, []
 for root in roots:
     if not os.path.isdir(root):
         continue
     for folder, folders, names in os.walk(root):
         folders.sort()
         real = os.path.realpath(folder)
-        if real in seen or len(found) > 400:
+        if real in seen:
             folders.clear()
             continue
         seen.add(real)
@@ -73,18 +73,24 @@ for root in roots:
             continue
         for name in sorted(names):
             path = os.path.join(folder, name)
+            shown = os.path.relpath(path, here) if path.startswith(here) else path
+            if len(found) > 400 or not os.path.isfile(path):
+                cut += [shown] if os.path.isfile(path) else []
+                continue
             try:
                 with open(path, "rb") as file:
-                    content = file.read(200000)
-            except OSError:
+                    content = file.read(200001)
+            except OSError:  # the agent has the same user and cannot read it either
                 continue
-            shown = os.path.relpath(path, here) if path.startswith(here) else path
-            for inner, part in [("", content), *unpacked(content)]:
+            for inner, part in [("", content[:200000]), *unpacked(content[:200000])]:
                 text = part[:20000].decode("utf-8", "replace")
                 if total + len(text) < 700000:
                     found[shown + inner] = text
                     total += len(text)
-print(json.dumps({"files": found, "environ": dict(os.environ)}))
+                if len(part) > 20000 or shown + inner not in found:
+                    cut.append(shown + inner)
+print(json.dumps({"files": found, "environ": dict(os.environ), "cut": cut[:5],
+                  "num_cut": len(cut)}))
 """
 
 
@@ -98,9 +104,17 @@ async def run_leaks(
     try:
         seen = json.loads(text)
     except ValueError:
-        step.skipped = True
-        step.note = f"the box could not be searched: {(text or played.start_text)[:200]}"
+        words = (text or played.start_text)[:200]
+        step.add("not-checked", "leaks", f"the box could not be searched: {words}")
         return step
+    if seen["num_cut"]:
+        step.add(
+            "not-checked",
+            "leaks",
+            f"{seen['num_cut']} files are larger or more than is searched (20,000 characters each, "
+            f"700,000 in all): {', '.join(seen['cut'])}",
+            "warning",
+        )
     _files(seen["files"], case, subject, step)
     _artifacts(seen["files"], written, step)
     _final_text(seen["files"], case, written, step)
@@ -178,7 +192,7 @@ def _json(text: str) -> Any:
     """The object or list that ``text`` is, or None."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except ValueError:  # no JSON: compared as text
         return None
     return value if isinstance(value, dict | list) else None
 
@@ -211,6 +225,9 @@ def _data(case: Case, step: Step) -> None:
         for key, value in private.items()
         if _ANSWER_KEY.match(key.rsplit(".", 1)[-1])
     }
+    # whole tables under such a name are answers whatever tests/data.json calls them
+    tables = [case.spec.verifier.data, *private.values()]
+    answers |= {json.dumps(value) for value in tables if isinstance(value, dict | list) and value}
     final = case.oracle.final_text.strip()
     for key, value in _leaves(case.spec.environment.data, ""):
         if key.startswith("files.") or not _ANSWER_KEY.match(key.rsplit(".", 1)[-1]):

@@ -87,6 +87,12 @@ def answer_in_data(folder: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "expected": {"answer": "3"}}))
 
 
+def answers_in_data(folder: Path) -> None:
+    path = folder / "environment" / "data.json"
+    answers = json.loads((folder / "tests" / "data.json").read_text())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "expected": answers}))
+
+
 def link_out(folder: Path) -> None:
     (folder / "environment" / "extra.txt").symlink_to("/etc/hostname")
 
@@ -200,6 +206,69 @@ def agent_module(folder: Path) -> None:
     )
 
 
+def tool_code(old: str, new: str, imports: str = "") -> Callable[[Path], None]:
+    """Change tools/tools.py."""
+
+    def plant(folder: Path) -> None:
+        path = folder / "tools" / "tools.py"
+        edit(path, "import json\n", f"import json\n{imports}")
+        edit(path, old, new)
+
+    return plant
+
+
+def service(old: str, new: str, imports: str = "") -> Callable[[Path], None]:
+    """Change the service of the HTTP example."""
+
+    def plant(folder: Path) -> None:
+        path = folder / "environment" / "files" / "service.py"
+        edit(path, "import json\n", f"import json\n{imports}")
+        edit(path, old, new)
+
+    return plant
+
+
+def another_read(body: str) -> Callable[[Path], None]:
+    """A read that the solution does not call."""
+    return tool_code(
+        "def end_state()",
+        '@tool(effect="read", idempotent=True)\ndef price_of(item: str) -> str:\n'
+        f'    """Price of an item."""\n{body}\n\n\ndef end_state()',
+    )
+
+
+def no_attacks(folder: Path) -> None:
+    """Without the author's own, which would find some of these."""
+    shutil.rmtree(folder / "attacks", ignore_errors=True)
+
+
+def both(*plants: Callable[[Path], object]) -> Callable[[Path], None]:
+    def plant(folder: Path) -> None:
+        for each in plants:
+            each(folder)
+
+    return plant
+
+
+def refunds(condition: str) -> Callable[[Path], None]:
+    """Judge the HTTP example's orders by another condition (true = wrong)."""
+    return both(
+        no_attacks,
+        lambda folder: edit(
+            folder / "tests" / "verify.py", "if states != wanted:", f"if {condition}:"
+        ),
+    )
+
+
+def replay_of_broken_arguments(folder: Path) -> None:
+    replay_without_cassette(folder)
+    (folder / "cassettes").mkdir()
+    record = {"kind": "call", "request": {"python": "list_items", "arguments": "{oops"}}
+    (folder / "cassettes" / "prices.jsonl").write_text(json.dumps(record) + "\n")
+
+
+CLOSED = "    raise ToolError('closed')\n"
+BUSY = 'return self.answer(503, {"error": "busy"})\n        '
 OK = "    return {'correctness': 1.0, 'reasons': []}\n"
 RIGHT = "    right = end_state['items'] == data['items']\n"
 FLAWS = [
@@ -220,6 +289,7 @@ FLAWS = [
          lambda folder: append(folder / "tools" / "tools.py", "\n\nEXPECTED_ANSWER = '3'\n")),
     Flaw("verifier readable in the box", "oracle-readable", "python", readable_oracle, False),
     Flaw("answer in the agent's data", "answer-readable", "python", answer_in_data, False),
+    Flaw("all answers in the agent's data", "answer-readable", "python", answers_in_data, False),
     Flaw("answer in the instruction", "passing-echo", "python", verifier(
         "    return {'correctness': float('digits only' in final_text), 'reasons': []}\n"), False),
     # -- secrets and pins
@@ -371,6 +441,54 @@ FLAWS = [
     Flaw("alias of another tool", "invalid-task", "python",
          lambda folder: append(folder / "task.toml", "\n[metadata.parl.tools.list_items]\n"
                                'aliases = ["set_price"]\n'), False),
+    # -- the day, luck, and results that are only partly right
+    Flaw("tool closed at weekends", "luck-in-world", "python", tool_code(
+        '    items = _load()["items"]\n',
+        "    if datetime.date.today().weekday() > 4:\n    " + CLOSED
+        + '    items = _load()["items"]\n', "import datetime\n")),
+    Flaw("tool closed at weekends, hidden", "clock-dependent", "python", tool_code(
+        '    items = _load()["items"]\n',
+        "    if time.strftime('%a') in ('Sat', 'Sun'):\n    " + CLOSED
+        + '    items = _load()["items"]\n', "import time\n"), False),
+    Flaw("service closed at weekends", "clock-dependent", "http", service(
+        "        parts = urlsplit", "        now = getattr(datetime.datetime, 'now')()\n"
+        "        if getattr(now, 'isoweekday')() > 5:\n            " + BUSY + "parts = urlsplit",
+        "import datetime\n"), False),
+    Flaw("service busy by the clock", "luck-in-world", "http", service(
+        "        parts = urlsplit", "        if time.time_ns() // 1000 % 1000 < 1:\n            "
+        + BUSY + "parts = urlsplit", "import time\n")),
+    Flaw("service busy by luck", "luck-in-world", "http", service(
+        "        parts = urlsplit", "        if random.random() < 0.001:\n            "
+        + BUSY + "parts = urlsplit", "import random\n")),
+    Flaw("one answer in 300 fails", "unstable-read", "http", service(
+        '        if url.path == "/health"',
+        "        type(self).count = getattr(self, 'count', 0) + 1\n"
+        "        if self.count % 300 == 0:\n            " + BUSY + 'if url.path == "/health"'),
+        False),
+    Flaw("half a result by hash order", "nondeterministic-verifier", "python", both(
+        no_attacks, verifier(
+            "    probe = next(iter({'bolt M6', 'cable 2 m', 'lamp'}))\n"
+            "    right = end_state['items'][probe] == data['items'][probe]\n"
+            "    return {'correctness': float(right and final_text.strip() == '3'),\n"
+            "            'reasons': []}\n")), False),
+    Flaw("a read nobody plays writes", "effect-mislabeled", "python", another_read(
+        "    state = _load()\n    if item not in state['items']:\n"
+        "        raise ToolError('no such item')\n    found = state['items'][item]\n"
+        "    found['price'] = round(found['price'], -1)\n    _save(state)\n"
+        "    return str(found['price'])"), False),
+    Flaw("a read nobody plays is broken", "broken-tool", "python", another_read(
+        "    return str(_load()['prices'][item])"), False),
+    Flaw("too much is fine", "overdoing-passes", "http", refunds(
+        "any(states.get(i) != 'refunded' for i in data['refunded'])"), False),
+    Flaw("too little is fine", "partial-passes", "http", refunds(
+        "states[data['refunded'][0]] != 'refunded'"), False),
+    Flaw("more entries are fine", "overdoing-passes", "bash", judge(
+        "found == WANTED", "isinstance(found, dict) and all(found.get(k) == v for k, v in "
+        "WANTED.items())"), False),
+    Flaw("half an answer passes", "partial-passes", "python", both(
+        no_attacks, manifest("pass_threshold = 1.0", "pass_threshold = 0.5")), False),
+    Flaw("cassette of broken arguments", "incomplete-cassette", "python",
+         replay_of_broken_arguments, False),
     Flaw("a pipe in the folder", "special-file", "python",
          lambda folder: os.mkfifo(folder / "environment" / "pipe"), False),
 ]  # fmt: skip
