@@ -97,7 +97,7 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
     family = find_family(config.tasks.family)
     specs = [family.instance(0, 0, "train", kind) for kind in family.task_types]
     for spec in specs:
-        check_proxy(spec, boxes, family.bundle.trusted)
+        check_proxy(spec, boxes)
     asked = [config_for(spec, boxes) for spec in specs]
     return boxes.model_copy(
         update={

@@ -5,16 +5,29 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sandbox.backends import seccomp
 from sandbox.backends.base import Level
 from sandbox.backends.wire import files_source, toolkit_source
 from sandbox.config import SandboxConfig
 from sandbox.packages import package_sources
-from sandbox.task import ToolBundle
 
 MIB = 1 << 20
+
+
+class Code(Protocol):
+    """What a box runs of a ``sandbox.task.ToolBundle``. No import: tasks know of the proxy, whose
+    programs run in boxes."""
+
+    @property
+    def tools_source(self) -> str: ...
+
+    @property
+    def verify_source(self) -> str: ...
+
+    @property
+    def packages(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +39,11 @@ class BoxProgram:
     packages: tuple[str, ...] = ()
 
     @staticmethod
-    def tools(bundle: ToolBundle) -> BoxProgram:
+    def tools(bundle: Code) -> BoxProgram:
         return BoxProgram("tools.py", bundle.tools_source, bundle.packages)
 
     @staticmethod
-    def verifier(bundle: ToolBundle) -> BoxProgram:
+    def verifier(bundle: Code) -> BoxProgram:
         return BoxProgram("verify.py", bundle.verify_source)
 
     def hello(self, config: SandboxConfig, level: Level, workdir: str) -> dict[str, Any]:

@@ -8,17 +8,27 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.config import load_config
 from infra.errors import ParlError
 from sandbox.proxy.config import ProxyConfig
 from sandbox.proxy.server import RunningProxy, serve
 
+if TYPE_CHECKING:
+    from sandbox.actors import ClusterQuotas
+
 
 async def _run(config: ProxyConfig) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[RunningProxy] = loop.create_future()
-    serving = asyncio.ensure_future(serve(config, ready=ready))
+    quotas: ClusterQuotas | None = None
+    if config.quotas.shared == "ray":
+        from sandbox.actors import cluster_quotas
+
+        quotas = await asyncio.to_thread(cluster_quotas)
+    switch = None if quotas is None else quotas.killed
+    serving = asyncio.ensure_future(serve(config, quotas=quotas, kill_switch=switch, ready=ready))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.cancel)
     await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)

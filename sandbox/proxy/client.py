@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 
@@ -22,21 +22,30 @@ _NUM_POOLS = 64
 """A pool looks at all its connections for every request: many small ones carry a thousand calls."""
 
 
-class ProxyEpisode(Protocol):
-    """What a session sees of the proxy, in the same process or over the control socket."""
+@dataclass(frozen=True, slots=True)
+class EpisodeCall:
+    """One call of an episode, as ``ToolProxy.call`` and the control door take it."""
 
-    @property
-    def token(self) -> str:
-        """What a sandbox shows at the agent door."""
-        ...
+    tool: str
+    arguments: dict[str, Any]
+    call_index: int | None
+    repairs: Sequence[str]
+    policy_version: int | None
 
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]: ...
 
-    @property
-    def cassettes(self) -> dict[str, str]:
-        """Upstream -> digest of its cassette when the episode was opened."""
-        ...
+@dataclass(frozen=True, slots=True)
+class ProxyEpisode:
+    """What a session sees of the proxy, in the same process or over the control socket.
+
+    ``token``: what a sandbox shows at the agent door. ``cassettes``: upstream -> digest of its
+    cassette when the episode was opened. ``send`` and ``end``: the way to the proxy.
+    """
+
+    token: str
+    tools: tuple[ToolSpec, ...]
+    cassettes: dict[str, str]
+    send: Callable[[EpisodeCall], Awaitable[ProxyResult]]
+    end: Callable[[], Awaitable[None]]
 
     async def call(
         self,
@@ -48,45 +57,11 @@ class ProxyEpisode(Protocol):
         policy_version: int | None = None,
     ) -> ProxyResult:
         """One call; failures are results. SandboxLost when the proxy is gone."""
-        ...
+        return await self.send(EpisodeCall(tool, arguments, call_index, repairs, policy_version))
 
     async def close(self) -> None:
         """Idempotent."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LocalEpisode:
-    """ProxyEpisode over a ToolProxy of this process."""
-
-    proxy: ToolProxy
-    token: str
-    tools: tuple[ToolSpec, ...]
-    cassettes: dict[str, str]
-
-    async def call(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        *,
-        call_index: int | None = None,
-        repairs: Sequence[str] = (),
-        policy_version: int | None = None,
-    ) -> ProxyResult:
-        try:
-            return await self.proxy.call(
-                self.token,
-                tool,
-                arguments,
-                call_index=call_index,
-                repairs=repairs,
-                policy_version=policy_version,
-            )
-        except BadToken as error:
-            raise SandboxLost(f"tool proxy: {error}") from None
-
-    async def close(self) -> None:
-        await self.proxy.close_episode(self.token)
+        await self.end()
 
 
 async def open_local(
@@ -96,12 +71,28 @@ async def open_local(
     *,
     policy_version: int | None = None,
     data: dict[str, Any] | None = None,
-) -> LocalEpisode:
+) -> ProxyEpisode:
     """Open an episode at a proxy of this process."""
     opened = await proxy.open_episode(episode, world, policy_version=policy_version, data=data)
-    return LocalEpisode(
-        proxy, opened.token, proxy.tools(opened.token), opened.world.cassette_digests()
-    )
+    token = opened.token
+
+    async def send(call: EpisodeCall) -> ProxyResult:
+        try:
+            return await proxy.call(
+                token,
+                call.tool,
+                call.arguments,
+                call_index=call.call_index,
+                repairs=call.repairs,
+                policy_version=call.policy_version,
+            )
+        except BadToken as error:
+            raise SandboxLost(f"tool proxy: {error}") from None
+
+    async def end() -> None:
+        await proxy.close_episode(token)
+
+    return ProxyEpisode(token, proxy.tools(token), opened.world.cassette_digests(), send, end)
 
 
 class ProxyClient:
@@ -136,7 +127,7 @@ class ProxyClient:
         policy_version: int | None = None,
         data: dict[str, Any] | None = None,
         replace: bool = False,
-    ) -> RemoteEpisode:
+    ) -> ProxyEpisode:
         """A new episode; ``replace`` closes one of that id that a dead process left open. The proxy
         closes it too when this process dies. SandboxLost when no proxy answers, ProxyError when it
         refuses."""
@@ -150,7 +141,16 @@ class ProxyClient:
         }
         answer = await self.request("POST", "/v1/episodes", body)
         tools = tuple(ToolSpec(**tool) for tool in answer["tools"])
-        return RemoteEpisode(self, answer["token"], tools, answer["cassettes"])
+        token = answer["token"]
+
+        async def send(call: EpisodeCall) -> ProxyResult:
+            body = {"token": token, **asdict(call), "repairs": list(call.repairs)}
+            return ProxyResult(**await self.request("POST", "/v1/call", body))
+
+        async def end() -> None:
+            await self.request("DELETE", "/v1/episodes", token=token)
+
+        return ProxyEpisode(token, tools, answer["cassettes"], send, end)
 
     async def add_world(self, name: str, config: dict[str, Any]) -> list[str]:
         """Names of the tools of a task's world; ``config`` is a WorldConfig as JSON."""
@@ -188,35 +188,3 @@ class ProxyClient:
     async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteEpisode:
-    """ProxyEpisode over the control socket."""
-
-    client: ProxyClient
-    token: str
-    tools: tuple[ToolSpec, ...]
-    cassettes: dict[str, str]
-
-    async def call(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        *,
-        call_index: int | None = None,
-        repairs: Sequence[str] = (),
-        policy_version: int | None = None,
-    ) -> ProxyResult:
-        body = {
-            "token": self.token,
-            "tool": tool,
-            "arguments": arguments,
-            "call_index": call_index,
-            "repairs": list(repairs),
-            "policy_version": policy_version,
-        }
-        return ProxyResult(**await self.client.request("POST", "/v1/call", body))
-
-    async def close(self) -> None:
-        await self.client.request("DELETE", "/v1/episodes", token=self.token)

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from sandbox.proxy.config import BucketConfig, QuotaConfig
 from sandbox.proxy.errors import EpisodeQuota, SharedQuota
-from sandbox.proxy.quota import LocalQuotas, QuotaStore
 from sandbox.proxy.world import WorldTool
+from sandbox.quota import LocalQuotas, QuotaStore
 
 _STORE_TIMEOUT_S = 5.0
 _log = logging.getLogger("parl.proxy")

@@ -14,6 +14,7 @@ from typing import Any
 
 from infra.owners import is_dead
 from sandbox.proxy.audit import AuditLog, Journal
+from sandbox.proxy.boxes import Boxes
 from sandbox.proxy.cassette import Cassette
 from sandbox.proxy.config import McpUpstream as McpConfig
 from sandbox.proxy.config import OpenApiUpstream as OpenApiConfig
@@ -29,7 +30,6 @@ from sandbox.proxy.errors import (
 from sandbox.proxy.limits import QuotaGate
 from sandbox.proxy.network import AddressGuard, Resolve
 from sandbox.proxy.pipeline import KillSwitch, Pipeline
-from sandbox.proxy.quota import QuotaStore
 from sandbox.proxy.result import Account, ProxyResult, failed_result
 from sandbox.proxy.secrets import SecretStore
 from sandbox.proxy.upstreams.base import Upstream
@@ -39,6 +39,7 @@ from sandbox.proxy.upstreams.mcp_transport import http_request_of, transport_fac
 from sandbox.proxy.upstreams.openapi import OpenApiUpstream
 from sandbox.proxy.upstreams.simulator import PythonUpstream
 from sandbox.proxy.world import Source, World, load_tools
+from sandbox.quota import QuotaStore
 from sandbox.tool_spec import ToolSpec
 
 _CLOSE_WAIT_S = 10.0
@@ -64,6 +65,7 @@ class ToolProxy:
         self.config = config
         self.secrets = SecretStore(config.secrets)
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._boxes = Boxes(config.boxes)
         self._guard = AddressGuard(config.network, resolve)
         self._sender = HttpSender(self.secrets, self._guard, config.network, config.limits)
         self._hmac_key = _stored_key(config.state_dir / "idempotency.key")
@@ -116,12 +118,14 @@ class ToolProxy:
         owner: str | None = None,
     ) -> Episode:
         """A new episode; its ``token`` is all that the sandbox gets. ``data`` goes to ``setup`` of
-        simulators. ``replace``: an open episode of this id belongs to an attempt that died, and is
-        closed. ``owner``: see ``close_abandoned``. ProxyError: no such world, or the id is open
-        already."""
+        simulators; BackendUnavailable when those cannot be boxed here. ``replace``: an open episode
+        of this id belongs to an attempt that died, and is closed. ``owner``: see
+        ``close_abandoned``. ProxyError: no such world, or the id is open already."""
         if world not in self._worlds:
             raise ProxyConfigError(f"no world {world!r}; there are: {', '.join(self._worlds)}")
         loaded = await asyncio.shield(self._worlds[world][1])
+        if any(tool.mode == "simulate" for tool in loaded.tools.values()):
+            await asyncio.to_thread(self._boxes.check)
         for earlier in [opened for opened in self._episodes.values() if opened.id == episode]:
             if not replace:
                 raise ProxyError(f"episode {episode!r} is open already; close it first")
@@ -269,7 +273,7 @@ class ToolProxy:
         simulator = None
         if config.simulator is not None:
             python = PythonConfig(kind="python", source=config.simulator, tools=config.tools)
-            simulator = PythonUpstream(name, python)
+            simulator = PythonUpstream(name, python, self._boxes)
         cassette = None
         if config.cassette is not None:
             path = config.cassette.absolute()
@@ -278,14 +282,16 @@ class ToolProxy:
 
     def _upstream(self, name: str, config: UpstreamConfig) -> Upstream:
         if isinstance(config, PythonConfig):
-            return PythonUpstream(name, config)
+            return PythonUpstream(name, config, self._boxes)
         if isinstance(config, OpenApiConfig):
             return OpenApiUpstream(name, config, self.secrets, self._sender)
         return self._mcp(name, config)
 
     def _mcp(self, name: str, config: McpConfig) -> McpUpstream:
         node = self.config
-        transport = transport_factory(config, self.secrets, self._guard, node.network, node.limits)
+        transport = transport_factory(
+            config, self.secrets, self._guard, node.network, node.limits, self._boxes
+        )
 
         def key() -> str:
             if config.url is None:

@@ -19,8 +19,8 @@ from sandbox.proxy.doors import agent_door, control_door
 from sandbox.proxy.errors import ProxyConfigError
 from sandbox.proxy.pipeline import KillSwitch
 from sandbox.proxy.proxy import ToolProxy
-from sandbox.proxy.quota import QuotaStore
 from sandbox.proxy.scrub import ScrubFilter
+from sandbox.quota import QuotaStore
 
 _BACKLOG = 4096
 _OWNERS_EVERY_S = 2.0

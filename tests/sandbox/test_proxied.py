@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -187,7 +188,8 @@ MCP = """
 [metadata.parl.proxy.upstreams.notes]
 kind = "mcp"
 command = "{command}"
-args = ["{script}"]
+args = ["mcp_server.py"]
+cwd = "tools"
 cassette = "cassettes/notes.jsonl"
 include = ["add_note", "list_notes"]
 tools.list_notes = {{effect = "read"}}
@@ -202,14 +204,15 @@ NOTES = [
 @pytest.mark.slow
 def test_an_mcp_server_is_recorded_and_then_replayed_without_it(tmp_path: Path) -> None:
     """Its tools are known from the cassette; before that the task says what to do."""
-    proxy = MCP.format(command=sys.executable, script=SERVER)
+    proxy = MCP.format(command=sys.executable)
     folder = write_task(tmp_path / "task", proxy, NOTES)
+    shutil.copy(SERVER, folder / "tools")
     with pytest.raises(TaskError, match=r"no tools on the cassette .*record it first"):
         load_task(folder)
     settings = config(allow_live=True)
     played = asyncio.run(record_task(folder, settings, MemoryLeases()))
     assert played.passed and not played.errors, played
-    write_task(folder, MCP.format(command="/no/such/server", script=SERVER), NOTES)
+    write_task(folder, MCP.format(command="/no/such/server"), NOTES)
 
     async def body(pool: SandboxPool, spec: TaskSpec) -> Any:
         assert [tool.name for tool in spec.tools] == ["double", "list_notes", "add_note"]

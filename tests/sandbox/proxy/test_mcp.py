@@ -28,7 +28,7 @@ NOTES = {"list_notes": {"effect": "read"}, "add_note": {"effect": "write"}}
 def config(folder: Path, upstream: dict[str, Any], **node: Any) -> ProxyConfig:
     base = {"kind": "mcp", "mode": "live", "tools": NOTES}
     if "url" not in upstream:
-        base = {**base, "command": sys.executable, "args": [str(SERVER)]}
+        base = {**base, "command": sys.executable, "args": [SERVER.name], "cwd": str(SERVER.parent)}
     return ProxyConfig.model_validate(
         {
             "state_dir": str(folder / "state"),

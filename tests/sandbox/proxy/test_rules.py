@@ -18,10 +18,10 @@ from sandbox.proxy.declare import world_of_section
 from sandbox.proxy.effects import Hints, effect_of_hints, effect_of_verb
 from sandbox.proxy.errors import BinaryRefused, ProxyConfigError, Transient, Unreachable
 from sandbox.proxy.proxy import ToolProxy
-from sandbox.proxy.quota import LocalQuotas
 from sandbox.proxy.result import ProxyResult, Reply
 from sandbox.proxy.retry import with_retries
 from sandbox.proxy.shaping import shape
+from sandbox.quota import LocalQuotas
 from tests.sandbox.proxy.api import ApiServer
 from tests.sandbox.proxy.conftest import api_config, with_proxy
 
