@@ -61,6 +61,10 @@ class ClusterQuotas:
         """Pass as ``kill_switch`` to ``sandbox.proxy.server.serve``."""
         return await self._ask(self._actor.killed.remote())
 
+    async def set_kill_switch(self, on: bool) -> None:
+        """The whole cluster's."""
+        await self._ask(self._actor.set_kill_switch.remote(on))
+
     @staticmethod
     async def _ask(reference: Any) -> Any:
         return await asyncio.wait_for(reference, CALL_TIMEOUT_S)

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -22,6 +22,9 @@ from sandbox.proxy.errors import ProxyError
 from sandbox.shell.world import BUNDLE_NAME, shell_sources, shell_world
 from sandbox.tool_schema import tools_from_source
 from sandbox.tool_spec import STRICT, Effect, KeyRepair, LoopSpec, PollSpec, ToolSpec
+
+if TYPE_CHECKING:
+    from sandbox.proxy.config import ProxyConfig
 
 __all__ = [
     "Effect",
@@ -165,14 +168,14 @@ class LoadedTask:
     notes: tuple[str, ...] = ()
 
 
-def load_task(folder: Path, *, record: bool = False) -> LoadedTask:
+def load_task(folder: Path, *, record: ProxyConfig | None = None) -> LoadedTask:
     """Load a Harbor task folder: with ``tools/tools.py`` and ``tests/verify.py``, or a plain one.
 
     ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's; text files
     below ``environment/files/`` reach ``setup`` as ``data["files"]``. A folder without
     ``tools/tools.py`` is a shell world (sandbox.shell), judged by ``tests/test.sh``.
     ``record``: for a session that records the cassettes of proxied tools (sandbox.recording); the
-    MCP servers it names are started.
+    MCP servers it names are started, with the secrets, network and boxes of this node.
     TaskError names the file, the key and the nearest known key.
     """
     file = folder / "task.toml"
@@ -197,7 +200,7 @@ def load_task(folder: Path, *, record: bool = False) -> LoadedTask:
     return LoadedTask(spec=spec, bundle=bundle, manifest=manifest)
 
 
-def _load_shell_task(folder: Path, record: bool) -> LoadedTask:
+def _load_shell_task(folder: Path, record: ProxyConfig | None) -> LoadedTask:
     """A Harbor folder that knows nothing of us: a shell, its files and tests/test.sh."""
     file = folder / "task.toml"
     if is_native(file):
@@ -219,7 +222,9 @@ def _load_shell_task(folder: Path, record: bool) -> LoadedTask:
 Proxied = tuple[ProxySpec, tuple[ToolSpec, ...]]
 
 
-def _spec_of_folder(folder: Path, manifest: Manifest, bundle: ToolBundle, record: bool) -> TaskSpec:
+def _spec_of_folder(
+    folder: Path, manifest: Manifest, bundle: ToolBundle, record: ProxyConfig | None
+) -> TaskSpec:
     parl = manifest.metadata.parl
     proxied: Proxied | None = None
     if parl is not None and parl.proxy:

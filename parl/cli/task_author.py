@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parl.cli.live import AllowLive, ProxyFile, live
 from parl.cli.registry import Registry
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def check(
     level: Annotated[
         str, typer.Option(help="Isolation: auto, A, B or another level of `parl doctor`.")
     ] = "auto",
+    allow_live: AllowLive = False,
+    proxy_file: ProxyFile = None,
     build_image: Annotated[
         bool, typer.Option("--build-image", help="Also run docker build, without network.")
     ] = False,
@@ -63,7 +66,7 @@ def check(
         _writable(json_file)  # a check takes minutes
     settings = CheckSettings(
         repeat=repeat,
-        config=_config(level),
+        config=live(_config(level), allow_live, proxy_file, Path(target)),
         build_image=build_image,
         say=(lambda line: None) if quiet else lambda line: typer.echo(line, err=True),
     )

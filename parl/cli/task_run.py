@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from parl.cli.live import AllowLive, ProxyFile, live
 from parl.cli.visible import visible
 
 if TYPE_CHECKING:
     from sandbox.check.scripts import Script
+    from sandbox.config import SandboxConfig
     from sandbox.session import Observation, Session, Verdict
     from sandbox.task import TaskSpec, ToolBundle
 
@@ -44,9 +46,12 @@ def run(
     runs_dir: Annotated[Path, typer.Option("--dir", help="Parent of run folders.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of a shipped family's instance.")] = 0,
     index: Annotated[int, typer.Option(min=0, help="Of a shipped family's instance.")] = 0,
+    allow_live: AllowLive = False,
+    proxy_file: ProxyFile = None,
 ) -> None:
     """Play one episode and print its verdict; exit 0 when it passes."""
     from infra.errors import ConfigError
+    from sandbox.config import SandboxConfig
 
     if agent not in AGENTS:
         raise ConfigError(f"--agent {agent!r}: expected one of {', '.join(AGENTS)}")
@@ -54,9 +59,14 @@ def run(
     if agent == "engine":
         from parl.cli.task_engine import run_engine
 
+        if allow_live or proxy_file is not None:
+            raise ConfigError(
+                "--allow-live, --proxy: agent engine plays in the boxes of its run's config"
+            )
         verdict = run_engine(chosen.spec, chosen.bundle, run_name, runs_dir, typer.echo)
     else:
-        verdict = asyncio.run(_play(chosen, agent))
+        config = live(SandboxConfig(), allow_live, proxy_file, Path(target))
+        verdict = asyncio.run(_play(chosen, agent, config))
     print_verdict(verdict)
     if not verdict.passed:
         raise typer.Exit(1)
@@ -85,8 +95,7 @@ def choose(target: str, seed: int, index: int) -> Chosen:
     return Chosen(spec, family.bundle, oracle)
 
 
-async def _play(chosen: Chosen, agent: str) -> Verdict:
-    from sandbox.config import SandboxConfig
+async def _play(chosen: Chosen, agent: str, config: SandboxConfig) -> Verdict:
     from sandbox.fakes import MemoryLeases
     from sandbox.pool import SandboxPool, config_for
 
@@ -94,7 +103,7 @@ async def _play(chosen: Chosen, agent: str) -> Verdict:
         chosen.bundle,
         size=1,
         leases=MemoryLeases(),
-        config=config_for(chosen.spec, SandboxConfig()),
+        config=config_for(chosen.spec, config),
     )
     await pool.start()
     try:
@@ -105,7 +114,7 @@ async def _play(chosen: Chosen, agent: str) -> Verdict:
             if first.stop is not None:
                 return await session.verify("")
             if agent == "shell":
-                return await _by_hand(session, chosen.spec, sys.stdin)
+                return await play_by_hand(session, chosen.spec, sys.stdin)
             script = None if agent == "nop" else chosen.oracle()
             return await _scripted(session, script)
         finally:
@@ -128,7 +137,7 @@ async def _scripted(session: Session, script: Script | None) -> Verdict:
     return await session.verify(script.final_text)
 
 
-async def _by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
+async def play_by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
     """A person's episode; a line is what a line of ``solution/calls.jsonl`` is."""
     for tool in spec.tools:
         typer.echo(f"tool {tool.name}: {tool.description}")

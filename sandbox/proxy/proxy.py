@@ -263,7 +263,7 @@ class ToolProxy:
         try:
             for upstream_name, upstream in config.upstreams.items():
                 sources[upstream_name] = self._source(upstream_name, upstream)
-            await load_tools(world, self.config.default_mode)
+            await load_tools(world, self.config.default_mode, await self.killed())
         except BaseException:
             await world.close()
             raise

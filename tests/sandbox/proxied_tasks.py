@@ -129,11 +129,11 @@ def config(**changes: Any) -> SandboxConfig:
 Body = Callable[[SandboxPool, TaskSpec], Awaitable[Any]]
 
 
-def in_pool(folder: Path, settings: SandboxConfig, body: Body, record: bool = False) -> Any:
+def in_pool(folder: Path, settings: SandboxConfig, body: Body) -> Any:
     """Run ``await body(pool, spec)`` with one box."""
 
     async def go() -> Any:
-        loaded = load_task(folder, record=record)
+        loaded = load_task(folder)
         pool = SandboxPool(loaded.bundle, size=1, leases=MemoryLeases(), config=settings)
         await pool.start()
         try:

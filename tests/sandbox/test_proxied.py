@@ -48,7 +48,11 @@ def test_an_api_is_recorded_and_then_replayed_without_it(tmp_path: Path, api: Ap
     boxed tools answer in one episode, with digests, repairs and call numbers on record."""
     folder = api_task(tmp_path / "task", api)
     recording = config(allow_live=True, proxy_file=operator(tmp_path, api))
-    played = asyncio.run(record_task(folder, recording, MemoryLeases()))
+    recorded = asyncio.run(record_task(folder, recording, MemoryLeases()))
+    assert recorded.different is None and recorded.replayed is not None
+    (added,) = recorded.added
+    assert added.calls == {"GET /v1/weather": 1, "POST /v1/items": 1} and not added.scrubbed
+    played = recorded.played
     assert played.passed and not played.errors, played
     assert api.hits["GET weather"] == api.hits["POST items"] == 1
     api.stop()
@@ -210,7 +214,9 @@ def test_an_mcp_server_is_recorded_and_then_replayed_without_it(tmp_path: Path) 
     with pytest.raises(TaskError, match=r"no tools on the cassette .*record it first"):
         load_task(folder)
     settings = config(allow_live=True)
-    played = asyncio.run(record_task(folder, settings, MemoryLeases()))
+    recorded = asyncio.run(record_task(folder, settings, MemoryLeases()))
+    assert recorded.different is None and recorded.added[0].num_listings == 1
+    played = recorded.played
     assert played.passed and not played.errors, played
     write_task(folder, MCP.format(command="/no/such/server"), NOTES)
 

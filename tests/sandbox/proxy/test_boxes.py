@@ -95,6 +95,11 @@ def forks(count: int) -> int:
     return len(started)
 
 @tool
+def say(size: int) -> str:
+    """That many letters."""
+    return "x" * size
+
+@tool
 def lie() -> str:
     """Answer in place of the worker, with what is no answer."""
     os.write(3, b'["no", "answer"]\\n')
@@ -193,6 +198,18 @@ def test_a_simulator_has_limits(tmp_path: Path) -> None:
     assert disk.text in ("No space left on device", "File too large")
     assert 5 < forks.value < 45
     assert (hog.error, hog.infra) == ("simulator_failed", True)
+
+
+def test_a_simulators_answer_has_the_size_of_any(tmp_path: Path) -> None:
+    """What an API may not answer, its stand-in may not either."""
+    need(Level.A)
+    config = simulator(tmp_path)
+    config = config.model_copy(
+        update={"limits": config.limits.model_copy(update={"max_body_bytes": 1000})}
+    )
+    small, large = calls(config, ("say", {"size": 900}), ("say", {"size": 1001}))
+    assert small.error is None
+    assert (large.error, large.infra) == ("response_too_large", False)
 
 
 def test_a_simulator_that_lies_to_the_proxy(tmp_path: Path) -> None:
