@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.proxy.cassette import Cassette
+from sandbox.proxy.result import Reply
+from sandbox.proxy.scrub import Scrubber
 from sandbox.templates.new import write_task
 
 
@@ -112,18 +115,40 @@ def random_world(folder: Path) -> None:
 
 
 def replay_without_cassette(folder: Path) -> None:
+    """A second source of tools behind the proxy, and an oracle that asks it first."""
     append(
         folder / "task.toml",
         '\n[metadata.parl.proxy.upstreams.prices]\nkind = "python"\nmode = "replay"\n'
-        'source = "tools/tools.py"\ncassette = "cassettes/prices.jsonl"\n',
+        'source = "tools/prices.py"\ncassette = "cassettes/prices.jsonl"\n',
     )
+    (folder / "tools" / "prices.py").write_text(
+        "from sandbox.toolkit import tool\n\n\n"
+        '@tool(effect="read")\ndef quote(item: str) -> int:\n'
+        '    """The price of an item elsewhere, in cents."""\n    return 100 * len(item)\n'
+    )
+    calls = folder / "solution" / "calls.jsonl"
+    asked = json.dumps({"name": "quote", "arguments": {"item": "lamp"}})
+    calls.write_text(f"{asked}\n{calls.read_text()}")
 
 
-def replay_with_a_gap(folder: Path) -> None:
-    replay_without_cassette(folder)
-    (folder / "cassettes").mkdir()
-    record = {"kind": "call", "request": {"python": "list_items", "arguments": {}}}
-    (folder / "cassettes" / "prices.jsonl").write_text(json.dumps(record) + "\n")
+def replay(arguments: object) -> Callable[[Path], None]:
+    """One record of the tool, with these arguments."""
+
+    def plant(folder: Path) -> None:
+        replay_without_cassette(folder)
+        cassette = Cassette(folder / "cassettes" / "prices.jsonl", Scrubber([]))
+        cassette.path.parent.mkdir()
+        cassette.record(
+            upstream="prices",
+            canonical={"python": "quote", "arguments": arguments},
+            state="",
+            occurrence=0,
+            reply=Reply(b"400"),
+            latency_s=0.1,
+        )
+        cassette.close()
+
+    return plant
 
 
 def passing_attack(folder: Path) -> None:
@@ -258,13 +283,6 @@ def refunds(condition: str) -> Callable[[Path], None]:
             folder / "tests" / "verify.py", "if states != wanted:", f"if {condition}:"
         ),
     )
-
-
-def replay_of_broken_arguments(folder: Path) -> None:
-    replay_without_cassette(folder)
-    (folder / "cassettes").mkdir()
-    record = {"kind": "call", "request": {"python": "list_items", "arguments": "{oops"}}
-    (folder / "cassettes" / "prices.jsonl").write_text(json.dumps(record) + "\n")
 
 
 CLOSED = "    raise ToolError('closed')\n"
@@ -419,7 +437,7 @@ FLAWS = [
          lambda folder: edit(folder / "tools" / "tools.py", "    _save(data)",
                              "    _save(data['missing'])"), False),
     Flaw("missing cassette", "missing-cassette", "python", replay_without_cassette, False),
-    Flaw("cassette with a gap", "incomplete-cassette", "python", replay_with_a_gap, False),
+    Flaw("cassette with a gap", "incomplete-cassette", "python", replay({"item": "bolt"}), False),
     Flaw("link out of the task", "linked-file", "python", link_out),
     Flaw("empty instruction", "empty-instruction", "python",
          lambda folder: (folder / "instruction.md").write_text("\n")),
@@ -488,7 +506,7 @@ FLAWS = [
     Flaw("half an answer passes", "partial-passes", "python", both(
         no_attacks, manifest("pass_threshold = 1.0", "pass_threshold = 0.5")), False),
     Flaw("cassette of broken arguments", "incomplete-cassette", "python",
-         replay_of_broken_arguments, False),
+         replay("{oops"), False),
     Flaw("a pipe in the folder", "special-file", "python",
          lambda folder: os.mkfifo(folder / "environment" / "pipe"), False),
 ]  # fmt: skip
