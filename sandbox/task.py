@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from sandbox.box_image import BoxImage
 from sandbox.errors import TaskError
 from sandbox.manifest.harbor import Manifest
 from sandbox.manifest.native import is_native, load_native
@@ -19,7 +20,7 @@ from sandbox.manifest.parl_section import LoopSection, ParlSection, ToolSection
 from sandbox.manifest.reading import load_manifest
 from sandbox.proxy.declare import ProxySpec
 from sandbox.proxy.errors import ProxyError
-from sandbox.shell.world import BUNDLE_NAME, shell_sources, shell_world
+from sandbox.shell.world import BUNDLE_NAME, MakeWorld, shell_sources, shell_world
 from sandbox.tool_schema import tools_from_source
 from sandbox.tool_spec import STRICT, Effect, KeyRepair, LoopSpec, PollSpec, ToolSpec
 
@@ -140,6 +141,8 @@ class ToolBundle:
 
     ``trusted`` is set only for code shipped with PARL; anything else needs an isolating backend.
     ``packages``: pure-Python distributions that tools.py may import (``sandbox.packages``).
+    ``image``, ``verifier_image``: what the agent's and the verifier's containers are made of, where
+    the task brings images (``sandbox.imaged``).
     """
 
     name: str
@@ -147,13 +150,17 @@ class ToolBundle:
     verify_source: str
     trusted: bool = False
     packages: tuple[str, ...] = ()
+    image: BoxImage | None = None
+    verifier_image: BoxImage | None = None
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over name, sources and packages."""
+        """sha256 over name, sources, packages and images."""
         parts: list[Any] = [self.name, self.tools_source, self.verify_source]
         if self.packages:
             parts.append(list(self.packages))
+        if self.image is not None and self.verifier_image is not None:
+            parts += [asdict(self.image), asdict(self.verifier_image)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -168,7 +175,9 @@ class LoadedTask:
     notes: tuple[str, ...] = ()
 
 
-def load_task(folder: Path, *, record: ProxyConfig | None = None) -> LoadedTask:
+def load_task(
+    folder: Path, *, record: ProxyConfig | None = None, make_world: MakeWorld = shell_world
+) -> LoadedTask:
     """Load a Harbor task folder: with ``tools/tools.py`` and ``tests/verify.py``, or a plain one.
 
     ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's; text files
@@ -176,11 +185,12 @@ def load_task(folder: Path, *, record: ProxyConfig | None = None) -> LoadedTask:
     ``tools/tools.py`` is a shell world (sandbox.shell), judged by ``tests/test.sh``.
     ``record``: for a session that records the cassettes of proxied tools (sandbox.recording); the
     MCP servers it names are started, with the secrets, network and boxes of this node.
+    ``make_world``: another world for a plain folder (sandbox.imaged).
     TaskError names the file, the key and the nearest known key.
     """
     file = folder / "task.toml"
     if not (folder / "tools" / "tools.py").exists() and (folder / "tests" / "test.sh").exists():
-        return _load_shell_task(folder, record)
+        return _load_shell_task(folder, record, make_world)
     manifest = load_manifest(file)
     bundle = ToolBundle(
         name=manifest.task.name,
@@ -200,7 +210,7 @@ def load_task(folder: Path, *, record: ProxyConfig | None = None) -> LoadedTask:
     return LoadedTask(spec=spec, bundle=bundle, manifest=manifest)
 
 
-def _load_shell_task(folder: Path, record: ProxyConfig | None) -> LoadedTask:
+def _load_shell_task(folder: Path, record: ProxyConfig | None, make_world: MakeWorld) -> LoadedTask:
     """A Harbor folder that knows nothing of us: a shell, its files and tests/test.sh."""
     file = folder / "task.toml"
     if is_native(file):
@@ -210,9 +220,11 @@ def _load_shell_task(folder: Path, record: ProxyConfig | None) -> LoadedTask:
     tools_source, verify_source = shell_sources()
     bundle = ToolBundle(BUNDLE_NAME, tools_source, verify_source)
     spec = _spec_of_folder(folder, manifest, bundle, record)
-    world = shell_world(folder, manifest, spec.limits.call_timeout_s)
+    world = make_world(folder, manifest, spec.limits.call_timeout_s)
+    bundle = replace(bundle, image=world.image, verifier_image=world.verifier_image)
     spec = replace(
         spec,
+        bundle=bundle.hash,
         environment=replace(spec.environment, data=world.environment),
         verifier=replace(spec.verifier, data=world.verifier),
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from parl.cli.boxes import Backend, BaseImages, SettingsFile, boxes
 from parl.cli.live import AllowLive, ProxyFile, live
 from parl.cli.visible import visible
 
@@ -30,11 +31,14 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What to run. ``oracle`` is only called for the oracle agent."""
+    """What to run. ``oracle`` is only called for the oracle agent; ``notes``: what the boxes do not
+    give the task; ``imaged``: the task brings an image."""
 
     spec: TaskSpec
     bundle: ToolBundle
     oracle: Callable[[], Script]
+    notes: tuple[str, ...] = ()
+    imaged: bool = False
 
 
 def run(
@@ -46,43 +50,53 @@ def run(
     runs_dir: Annotated[Path, typer.Option("--dir", help="Parent of run folders.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of a shipped family's instance.")] = 0,
     index: Annotated[int, typer.Option(min=0, help="Of a shipped family's instance.")] = 0,
+    backend: Backend = "auto",
+    base_images: BaseImages = None,
+    sandbox: SettingsFile = None,
     allow_live: AllowLive = False,
     proxy_file: ProxyFile = None,
 ) -> None:
     """Play one episode and print its verdict; exit 0 when it passes."""
     from infra.errors import ConfigError
-    from sandbox.config import SandboxConfig
 
     if agent not in AGENTS:
         raise ConfigError(f"--agent {agent!r}: expected one of {', '.join(AGENTS)}")
-    chosen = choose(target, seed, index)
+    config = boxes(backend, base_images, sandbox)
+    config = live(config, allow_live, proxy_file, Path(target))
+    chosen = choose(target, seed, index, config)
     if agent == "engine":
         from parl.cli.task_engine import run_engine
 
-        if allow_live or proxy_file is not None:
+        if backend != "auto" or sandbox is not None or allow_live or proxy_file is not None:
             raise ConfigError(
-                "--allow-live, --proxy: agent engine plays in the boxes of its run's config"
+                "--backend, --allow-live, --proxy: agent engine plays in the boxes of its run's "
+                "config"
             )
+        say_backend(chosen, "of the run")
         verdict = run_engine(chosen.spec, chosen.bundle, run_name, runs_dir, typer.echo)
     else:
-        config = live(SandboxConfig(), allow_live, proxy_file, Path(target))
         verdict = asyncio.run(_play(chosen, agent, config))
     print_verdict(verdict)
     if not verdict.passed:
         raise typer.Exit(1)
 
 
-def choose(target: str, seed: int, index: int) -> Chosen:
-    """TaskError when ``target`` is neither a task folder nor a shipped task."""
+def choose(target: str, seed: int, index: int, config: SandboxConfig) -> Chosen:
+    """TaskError when ``target`` is neither a task folder nor a shipped task, or cannot be loaded
+    for the boxes of ``config`` (sandbox.imaged)."""
     from sandbox.check.scripts import Script, oracle_of
-    from sandbox.task import load_task
+    from sandbox.imaged import has_image, load_for
 
     folder = Path(target)
     if folder.is_dir():
-        loaded = load_task(folder)
-        for note in loaded.notes:
-            typer.echo(f"note: {note}", err=True)
-        return Chosen(loaded.spec, loaded.bundle, lambda: oracle_of(folder, loaded.spec))
+        loaded = load_for(folder, config)
+        return Chosen(
+            loaded.spec,
+            loaded.bundle,
+            lambda: oracle_of(folder, loaded.spec),
+            loaded.notes,
+            has_image(folder),
+        )
     from parl.cli.shipped import find_task
 
     family, task_type = find_task(target)
@@ -95,6 +109,21 @@ def choose(target: str, seed: int, index: int) -> Chosen:
     return Chosen(spec, family.bundle, oracle)
 
 
+def say_backend(chosen: Chosen, level: str) -> None:
+    """Which boxes play, and in one line all that they do not give the task."""
+    lost = "; ".join(chosen.notes)
+    if chosen.bundle.image is not None:
+        typer.echo(f"backend {level}, image {chosen.bundle.image.reference}: {lost}", err=True)
+    elif chosen.imaged:
+        typer.echo(
+            f"backend {level} and not the task's image (--backend docker runs that); "
+            f"downgrades: {lost}",
+            err=True,
+        )
+    elif lost:
+        typer.echo(f"backend {level}; downgrades: {lost}", err=True)
+
+
 async def _play(chosen: Chosen, agent: str, config: SandboxConfig) -> Verdict:
     from sandbox.fakes import MemoryLeases
     from sandbox.pool import SandboxPool, config_for
@@ -105,6 +134,7 @@ async def _play(chosen: Chosen, agent: str, config: SandboxConfig) -> Verdict:
         leases=MemoryLeases(),
         config=config_for(chosen.spec, config),
     )
+    say_backend(chosen, pool.level.value)
     await pool.start()
     try:
         session = await pool.acquire(chosen.spec, owner=f"parl task run --agent {agent}")

@@ -55,7 +55,8 @@ def unpacked(content):
     return parts
 
 
-system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run"}
+system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run",
+          ".parl", ".parl-seed"}
 roots = [here] + ["/" + name for name in os.listdir("/") if name not in system]
 found, seen, total, cut = {}, set(), 0, []
 for root in roots:

@@ -39,7 +39,6 @@ def parl_probe(code: str) -> str:
     with _parl_tempfile.TemporaryFile(dir=_parl_workdir()) as output:
         _parl_subprocess.run(
             [_parl_sys.executable, "-I", "-c", code],
-            cwd=_parl_workdir(),
             stdin=_parl_subprocess.DEVNULL,
             stdout=output,
             stderr=output,

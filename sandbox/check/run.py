@@ -84,7 +84,7 @@ async def check_folder(
     lint = lint_folder(folder)
     lint.elapsed_s = time.perf_counter() - begin
     try:
-        subject = folder_subject(folder)
+        subject = folder_subject(folder, settings.config)
     except TaskError as error:
         rule = "no-solution" if "/solution: no calls.jsonl" in str(error) else "invalid-task"
         schema.add(rule, "task.toml", str(error))

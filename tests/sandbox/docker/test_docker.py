@@ -38,7 +38,8 @@ def client() -> Iterator[Any]:
 
 def containers(client: Any, box_id: str) -> list[Any]:
     """What is left of a box."""
-    return client.containers.list(all=True, filters={"label": f"{engine.LABEL_BOX}={box_id}"})
+    mine = {"label": f"{engine.LABEL_BOX}={box_id}"}
+    return client.containers.list(all=True, ignore_removed=True, filters=mine)
 
 
 def gone(client: Any, box_id: str, within_s: float = 10.0) -> bool:
