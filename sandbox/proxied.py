@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sandbox.backends.base import Reply
 from sandbox.calls.types import DecodedCall
 from sandbox.config import SandboxConfig
-from sandbox.errors import SandboxLost, TaskError
+from sandbox.errors import ProxyLost, TaskError
 from sandbox.guardian import Guardian, footprint_of_folder
 from sandbox.proxy.declare import ProxySpec
 from sandbox.proxy.errors import CallFailure
@@ -82,7 +82,7 @@ class ProxiedTools:
 
     async def call(self, decoded: DecodedCall, index: int, timeout_s: float) -> Reply:
         """One call, as a box would answer it: error None, "tool_error" (the tool says so),
-        "refused" (the proxy or the API says no) or "infra_error" (nobody's doing). SandboxLost."""
+        "refused" (the proxy or the API says no) or "infra_error" (nobody's doing). ProxyLost."""
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(timeout_s):
@@ -147,7 +147,7 @@ class ProxyDoor:
         """The proxied tools of a new episode; None for a task without any.
 
         See ``check_proxy``; ProxyConfigError for a world that cannot be loaded, BackendUnavailable
-        when its simulators cannot be boxed here, SandboxLost when the proxy or an upstream is gone.
+        when its simulators cannot be boxed here, ProxyLost when the proxy or an upstream is gone.
         """
         if spec.proxy is None:
             return None
@@ -184,7 +184,7 @@ class ProxyDoor:
                 local, episode, proxy.world_name, policy_version=version, data=data
             )
         except CallFailure as failure:  # an upstream's, as the control door tells it
-            raise SandboxLost(f"tool proxy: {failure.code}: {failure}") from None
+            raise ProxyLost(f"tool proxy: {failure.code}: {failure}") from None
 
     async def close(self) -> None:
         """End the proxy of this process with its episodes and programs. Idempotent."""

@@ -104,7 +104,8 @@ def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> Non
     typer.echo(f"run {folder.run_id} in {folder.path}", file=stream)
     if port is not None:
         typer.echo(f"metrics at http://127.0.0.1:{port}/metrics", file=stream)
-    progress = Several([open_progress(stream), MetricsWatcher(metrics)])
+    watcher = MetricsWatcher(metrics, store.failures)
+    progress = Several([open_progress(stream), watcher])
     store.set_run_status("running")
     reap_boxes(ledger)  # what a killed driver or runner left
     warm_start = RunParts.of(folder.config).warm_start()
@@ -120,6 +121,8 @@ def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> Non
                 run_dir=str(folder.path),
             )
     finally:
+        with contextlib.suppress(LedgerError):  # then that is the run's error already
+            watcher.ended()
         metrics.close()
         reap_boxes(ledger)
 

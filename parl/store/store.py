@@ -261,6 +261,12 @@ class Store:
         with self._ledger.session() as session:
             return inspect.counts(session, self.run_id, phase, index)
 
+    def failures(self) -> dict[str, int]:
+        """Episodes that ended without a reward for the infrastructure's reasons, by kind
+        (parl.rollout.failures). Of the whole run; one that was reopened stays counted."""
+        with self._ledger.session() as session:
+            return inspect.failures(session, self.run_id)
+
     def audit(self, stuck_after_s: float = 3600.0) -> Audit:
         """Missing, duplicated and stuck episodes of the run."""
         with self._ledger.session() as session:

@@ -298,12 +298,13 @@ def line_of(kill: Kill, killed: Killed) -> str:
         ", ".join(f"{value} {name}" for name, value in left.counts.items() if value) or "nothing"
         for left in (killed.left, killed.left_of_all)
     ]
+    what = "".join(f"\n    {text}" for text in (*killed.left.processes, *killed.wrong))
     return (
         f"level {kill.level.value:6} {'+'.join(kill.victims):13} "
         f"{'early' if kill.early else 'busy '} {kill.after_s:4.1f} s, {killed.num_boxes} boxes, "
         f"{killed.num_processes} processes: {counts[0]} left ({killed.gone_s:.1f} s), at the end "
         f"{counts[1]}; {killed.num_right} right, {killed.num_null} null "
-        f"({killed.num_null_after} after), {len(killed.wrong)} wrong"
+        f"({killed.num_null_after} after), {len(killed.wrong)} wrong{what}"
     )
 
 

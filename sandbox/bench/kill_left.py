@@ -20,7 +20,8 @@ from sandbox.bench.kill_victim import temporary
 class Left:
     """What exists of some victims and their boxes."""
 
-    processes: list[int] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
+    """Pid and command."""
     cgroups: list[str] = field(default_factory=list)
     containers: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
@@ -72,8 +73,8 @@ def left_of(
     """Everything on this machine that belongs to the dead roles, to the processes of ``tree`` or
     to the boxes of these leases."""
     left = Left()
-    left.processes += [int(owner.split(":")[1]) for owner in tree.owners if not is_dead(owner)]
-    left.processes += _marked(folder, dead)
+    pids = {int(owner.split(":")[1]) for owner in tree.owners if not is_dead(owner)}
+    pids |= set(_marked(folder, dead))
     left.cgroups += [path for path in tree.cgroups if Path(path).exists()]
     for role in dead:
         left.directories += map(str, temporary(folder, role).iterdir())
@@ -85,13 +86,22 @@ def left_of(
     left.mounts += [line for line in mountinfo if str(folder) in line]
     for data in footprints:
         box_id = data["box_id"]
-        left.processes += marked_processes(box_id)
+        pids |= set(marked_processes(box_id))
         left.cgroups += [path for path in data["cgroups"] if Path(path).exists()]
         left.directories += [path for path in data["directories"] if Path(path).exists()]
         left.mounts += [line for line in mountinfo if box_id in line]
         if names := data.get("containers"):
             left.containers += _containers(names)
+    left.processes = [f"{pid} {_command(pid)}" for pid in sorted(pids)]
     return left
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "that has just ended"
+    return " ".join(repr(word.decode("utf-8", "replace"))[1:-1] for word in words)[:200]
 
 
 def _marked(folder: Path, dead: Sequence[str]) -> Iterator[int]:

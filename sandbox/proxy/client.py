@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from infra.owners import process_owner
-from sandbox.errors import SandboxLost
+from sandbox.errors import ProxyLost
 from sandbox.proxy.errors import BadToken, ProxyConfigError, ProxyError
 from sandbox.proxy.proxy import ToolProxy
 from sandbox.proxy.result import ProxyResult
@@ -56,7 +56,7 @@ class ProxyEpisode:
         repairs: Sequence[str] = (),
         policy_version: int | None = None,
     ) -> ProxyResult:
-        """One call; failures are results. SandboxLost when the proxy is gone."""
+        """One call; failures are results. ProxyLost when the proxy is gone."""
         return await self.send(EpisodeCall(tool, arguments, call_index, repairs, policy_version))
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ async def open_local(
                 policy_version=call.policy_version,
             )
         except BadToken as error:
-            raise SandboxLost(f"tool proxy: {error}") from None
+            raise ProxyLost(f"tool proxy: {error}") from None
 
     async def end() -> None:
         await proxy.close_episode(token)
@@ -129,7 +129,7 @@ class ProxyClient:
         replace: bool = False,
     ) -> ProxyEpisode:
         """A new episode; ``replace`` closes one of that id that a dead process left open. The proxy
-        closes it too when this process dies. SandboxLost when no proxy answers, ProxyError when it
+        closes it too when this process dies. ProxyLost when no proxy answers, ProxyError when it
         refuses."""
         body = {
             "episode": episode,
@@ -172,7 +172,7 @@ class ProxyClient:
         try:
             response = await next(self._turns).request(method, path, json=body, headers=headers)
         except httpx2.TransportError as error:
-            raise SandboxLost(
+            raise ProxyLost(
                 f"the tool proxy at {self._socket} does not answer ({type(error).__name__}); start "
                 "it with python -m sandbox.proxy"
             ) from None
@@ -181,7 +181,7 @@ class ProxyClient:
             return answer
         message = f"tool proxy: {answer.get('error')}: {answer.get('message')}"
         if response.status_code in (401, 503):
-            raise SandboxLost(message)
+            raise ProxyLost(message)
         kind = ProxyConfigError if answer.get("error") == "ProxyConfigError" else ProxyError
         raise kind(message)
 

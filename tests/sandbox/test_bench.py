@@ -96,13 +96,14 @@ def test_what_is_left_is_seen(tmp_path: Path):
     try:
         look = partial(kill_left.left_of, tmp_path, tree=kill_left.Tree(), footprints=[])
         assert not look(["proxy"]).processes and look(["proxy"]).counts["directories"] == 1
-        assert look(["driver"]).processes == [running[0].pid] and not look(["driver"]).directories
-        assert look(["worker"]).processes == [running[1].pid]
+        assert look(["driver"]).processes == [f"{running[0].pid} sleep 60 "]
+        assert not look(["driver"]).directories
+        assert look(["worker"]).processes == [f"{running[1].pid} sleep 60 "]
         assert look(["worker"]).directories == [str(state)]
         tree = kill_left.Tree()
         tree.add(os.getpid())
         left = kill_left.left_of(tmp_path, [], tree, [])
-        assert {process.pid for process in running} <= set(left.processes)
+        assert {f"{process.pid} sleep 60 " for process in running} <= set(left.processes)
     finally:
         for process in running:
             process.kill()

@@ -51,6 +51,8 @@ class McpConnection:
     async def close(self) -> None:
         """Leave the session and end the server; idempotent."""
         self._stop.set()
+        if not self._ready.done():
+            self._owner.cancel()  # nobody needs to see it start
         done, _ = await asyncio.wait({self._owner}, timeout=_CLOSE_TIMEOUT_S)
         if not done:
             self._owner.cancel()
