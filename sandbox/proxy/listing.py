@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sandbox.proxy.cassette import Cassette
 from sandbox.proxy.config import Mode, ProxyConfig, ToolConfig, WorldConfig
 from sandbox.proxy.declare import (
     ProxySpec,
@@ -17,6 +18,7 @@ from sandbox.proxy.declare import (
     without_servers,
     world_of_section,
 )
+from sandbox.proxy.scrub import Scrubber
 from sandbox.tool_spec import ToolSpec
 
 
@@ -28,7 +30,7 @@ def proxied_tools(
 
     ``record``: whatever has a cassette gets the mode record, and MCP servers, which are programs of
     the author's choice, are started and asked; their answer goes to the cassette. What reaches them
-    is this node's: secrets, network, boxes. ProxyError.
+    is this node's: secrets, network, boxes. ProxyError; CassetteCorrupt before an episode meets it.
     """
     if record is not None:
         section = recording(section)
@@ -38,6 +40,10 @@ def proxied_tools(
         for name, upstream in world.upstreams.items()
     }
     files = declared_files(section, folder)
+    if record is None:
+        for upstream in upstreams.values():
+            if upstream.cassette is not None:
+                Cassette(upstream.cassette, Scrubber()).check()
     asked = {
         name: upstream if record is not None else without_servers(name, upstream)
         for name, upstream in upstreams.items()

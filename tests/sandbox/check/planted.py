@@ -151,6 +151,11 @@ def replay(arguments: object) -> Callable[[Path], None]:
     return plant
 
 
+def damaged_cassette(folder: Path) -> None:
+    replay({"item": "lamp"})(folder)
+    edit(folder / "cassettes" / "prices.jsonl", '"body":"400"', '"body":"500"')
+
+
 def passing_attack(folder: Path) -> None:
     shutil.copy(folder / "solution" / "calls.jsonl", folder / "attacks" / "other-way.jsonl")
 
@@ -437,6 +442,7 @@ FLAWS = [
          lambda folder: edit(folder / "tools" / "tools.py", "    _save(data)",
                              "    _save(data['missing'])"), False),
     Flaw("missing cassette", "missing-cassette", "python", replay_without_cassette, False),
+    Flaw("damaged cassette", "invalid-task", "python", damaged_cassette, False),
     Flaw("cassette with a gap", "incomplete-cassette", "python", replay({"item": "bolt"}), False),
     Flaw("link out of the task", "linked-file", "python", link_out),
     Flaw("empty instruction", "empty-instruction", "python",
