@@ -17,6 +17,8 @@ from sandbox.check.run import CheckSettings, check_folder
 from sandbox.errors import TaskError
 from sandbox.fakes import MemoryLeases
 from sandbox.pool import SandboxPool
+from sandbox.proxy.cassette import Cassette
+from sandbox.proxy.scrub import Scrubber
 from sandbox.recording import record_task
 from sandbox.session import RawCall, Stop
 from sandbox.task import TaskSpec, load_task
@@ -106,9 +108,14 @@ result_aliases = {temperature = ["celsius"]}
     copy = load_task(api_task(tmp_path / "two", api, extra)).spec
     assert copy.content_hash == spec.content_hash
     assert copy.proxy and spec.proxy and copy.proxy.world_name != spec.proxy.world_name
-    (tmp_path / "two" / "cassettes").mkdir()
-    (tmp_path / "two" / "cassettes" / "api.jsonl").write_text("{}\n")
+    cassette = Cassette(tmp_path / "two" / "cassettes" / "api.jsonl", Scrubber())
+    cassette.path.parent.mkdir()
+    cassette.record_tools("api", [])
+    cassette.close()
     assert load_task(tmp_path / "two").spec.content_hash != spec.content_hash
+    cassette.path.write_text("{}\n")
+    with pytest.raises(TaskError, match="api.jsonl:1: schema version None; expected 1"):
+        load_task(tmp_path / "two")
 
 
 def test_result_schemas_and_loops_hold_for_proxied_tools(tmp_path: Path, api: ApiServer) -> None:
