@@ -114,7 +114,7 @@ result_aliases = {temperature = ["celsius"]}
     cassette.close()
     assert load_task(tmp_path / "two").spec.content_hash != spec.content_hash
     cassette.path.write_text("{}\n")
-    with pytest.raises(TaskError, match="api.jsonl:1: schema version None; expected 1"):
+    with pytest.raises(TaskError, match=r"api\.jsonl:1: schema version None; expected 1"):
         load_task(tmp_path / "two")
 
 
