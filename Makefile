@@ -25,10 +25,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql docker
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox clean bubblewrap postgresql docker
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 setup: $(INSTALLED) ## virtual environment with everything that PARL and its tests import
 
@@ -62,6 +62,9 @@ lint: $(INSTALLED) ## ruff, import contracts, pyright, size report
 
 evidence-loop: $(INSTALLED) bubblewrap ## kill sweep, three seeds, control run; resumes where it stopped
 	@$(BIN)/python -m parl.bench.loop_evidence $(EVIDENCE_ARGS)
+
+evidence-sandbox: $(INSTALLED) bubblewrap docker ## kills of driver, worker and proxy, time bars, attacks; resumes where it stopped
+	@$(BIN)/python -m parl.bench.sandbox_evidence $(EVIDENCE_ARGS)
 
 bubblewrap:
 	@scripts/system-package.sh bwrap bubblewrap

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sandbox.backends.base import Level
-from sandbox.bench import kill_leaks, kill_left, kill_task, kill_victim, many_waits, starts
+from sandbox.bench import bars, kill_leaks, kill_left, kill_task, kill_victim, many_waits, starts
+from sandbox.bench.load import measured_load
 from sandbox.bench.warm_call import measure
 from sandbox.config import SandboxConfig
 from tests.sandbox.conftest import DOCKER, best_level, need
@@ -45,8 +47,28 @@ def test_docker_exec_is_the_slower_peer():
 def test_waiting_episodes_cost_the_driver_little():
     """None is lost, and a box's wait is cheaper than a process's."""
     config = SandboxConfig(level=best_level().value, unsafe_local=True)  # type: ignore[arg-type]
-    lines = asyncio.run(many_waits.run(config, count=8, num_calls=3, tool_s=0.2))
-    assert "8 episodes x 3 calls" in lines[2] and " 0 lost" in lines[2]
+    report = asyncio.run(many_waits.run(config, count=8, num_calls=3, tool_s=0.2))
+    assert (report.waits.num_calls, report.waits.num_lost) == (24, 0)
+    assert "8 episodes x 3 calls" in report.lines()[2] and " 0 lost" in report.lines()[2]
+
+
+def test_the_load_beside_a_figure():
+    """A busy loop is seen, as ours and as the machine's."""
+    with measured_load() as load:
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+    assert 0 < load.own_cpus <= 1.05 * load.busy_cpus + 0.1
+    assert load.own_cpus * load.wall_s == pytest.approx(0.5, abs=0.1)
+
+
+def test_bars_are_judged_and_lost_episodes_too():
+    """A figure at its limit misses it."""
+    assert bars.Bar("a", 1.9, 2.0, "ms").ok and not bars.Bar("a", 2.0, 2.0, "ms").ok
+    part = bars.Part([bars.Bar("a", 1.9, 2.0, "ms", "peer 3 x")])
+    assert part.ok and "1.90 ms < 2: ok (peer 3 x)" in part.lines()[0]
+    part.lost = 1
+    assert not part.ok
 
 
 KILLS = [
