@@ -127,7 +127,7 @@ async def _replayed(
     loaded = load_task(folder)
     if loaded.spec.proxy is None or loaded.spec.proxy.live:
         return None
-    offline = config.model_copy(update={"allow_live": False})
+    offline = config.model_copy(update={"allow_live": False, "proxy_dir": None})
     async with open_stage(loaded.spec, loaded.bundle, offline, leases) as stage:
         return await stage.play(loaded.spec, oracle)
 
@@ -146,6 +146,8 @@ def _added(path: Path, size: int) -> Added:
     with path.open("rb") as file:
         file.seek(size)
         for line in file:
+            if not line.strip():  # closes a line that an earlier crash tore
+                continue
             record = json.loads(line)
             tool = "(tools)" if record["kind"] == "tools" else _tool_of(record["request"])
             if record["kind"] == "tools":
