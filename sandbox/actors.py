@@ -12,6 +12,8 @@ from infra.errors import ClusterError
 from sandbox.quota import LocalQuotas
 
 CALL_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
+"""Of the actor's process, which the first who asks waits for."""
 NAMESPACE = "parl"
 QUOTAS_NAME = "parl-proxy-quotas"
 """Of the cluster's actor, in NAMESPACE; its ``set_kill_switch`` is the cluster's."""
@@ -84,6 +86,7 @@ def cluster_quotas() -> ClusterQuotas:
             .options(name=QUOTAS_NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True)
             .remote()
         )
+        ray.get(actor.killed.remote(), timeout=START_TIMEOUT_S)
     except (ConnectionError, ray.exceptions.RayError, ValueError) as error:
         raise ClusterError(
             'quotas.shared = "ray", but there is no Ray cluster: '
