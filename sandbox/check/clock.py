@@ -170,15 +170,17 @@ async def run_clock(
     for shift in SHIFTS:
         played = await stage.play(clock_spec(spec, bundle, shift), oracle)
         when = _when(shift)
-        if not played.passed and await _by_luck(stage, spec, bundle, oracle, shift):
-            step.add("flaky", f"clock {when}", f"the solution passes only sometimes: "
+        # a read that fails does not stop the solution, which knows the answer: it stops a policy
+        worse = not played.passed or _errors(played) != _errors(usual)
+        if worse and await _by_luck(stage, spec, bundle, oracle, shift):
+            step.add("flaky", f"clock {when}", f"the solution succeeds only sometimes: "
                      f"{_end_of(played)}")  # fmt: skip
             break
-        if not played.passed:
+        if worse:
             step.add(
                 "clock-dependent",
                 f"clock {when}",
-                f"the solution passes now but not {when}: {_end_of(played)}; give the world a "
+                f"the solution succeeds now but not {when}: {_end_of(played)}; give the world a "
                 "date of its own (environment/data.json)",
             )
             break
@@ -203,13 +205,18 @@ async def _by_luck(
     """Whether the same time gives another end, or no other time does."""
     again = await stage.play(clock_spec(spec, bundle, shift), oracle)
     usual = await stage.play(clock_spec(spec, bundle, timedelta()), oracle)
-    return again.passed or not usual.passed
+    here, now = (again.passed, _errors(again)), (usual.passed, _errors(usual))
+    return here == now or not usual.passed
 
 
 def _when(shift: timedelta) -> str:
     moment = datetime.now(UTC) + shift
     hours = shift.total_seconds() / 3600
     return f"at {hours:+.0f} h ({moment:%A %H:%M}, {moment:%Y-%m-%d})"
+
+
+def _errors(played: Played) -> list[str | None]:
+    return [seen.error for seen in played.observations]
 
 
 def _texts(played: Played) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from sandbox.check.episodes import Stage
@@ -27,6 +28,7 @@ _ANSWER_FILE = re.compile(
 )
 _EXPECTED = re.compile(r"(?i)\b(expected|answers?|solution|right result|correct|ground.?truth)\b")
 MIN_ARTIFACT_CHARS = 8
+MAX_FILE_BYTES = 1 << 20
 _WALK = """
 import base64, binascii, gzip, io, json, os, re, zipfile, zlib
 here = os.getcwd()
@@ -133,9 +135,10 @@ def _files(files: dict[str, str], case: Case, subject: Subject, step: Step) -> N
     if subject.folder is not None:
         for part in ("solution", "tests"):
             for path in sorted((subject.folder / part).rglob("*")):
-                if path.is_file() and path.stat().st_size < 1 << 20:
-                    name = path.relative_to(subject.folder).as_posix()
-                    secrets[name] = path.read_text("utf-8", "replace")
+                name = path.relative_to(subject.folder).as_posix()
+                text = _text_of(path, name, step)
+                if text is not None:
+                    secrets[name] = text
     answer = case.oracle.final_text.strip()
     for name, text in files.items():
         copied = copy_of(text, secrets)
@@ -269,9 +272,10 @@ def _told(case: Case, subject: Subject, step: Step) -> None:
     if subject.folder is not None:
         for part in ("environment", "tools", "cassettes"):
             for path in sorted((subject.folder / part).rglob("*")):
-                if path.is_file() and path.stat().st_size < 1 << 20:
-                    name = path.relative_to(subject.folder).as_posix()
-                    texts[name] = path.read_text("utf-8", "replace")
+                name = path.relative_to(subject.folder).as_posix()
+                text = _text_of(path, name, step)
+                if text is not None:
+                    texts[name] = text
         environment = read_toml(subject.folder / "task.toml").get("environment", {})
         for name in environment.get("env", {}):
             if _ANSWER_KEY.match(name):
@@ -288,6 +292,17 @@ def _told(case: Case, subject: Subject, step: Step) -> None:
         if str(value) == answer and case.spec.environment.data.get(key) == value:
             step.add("answer-readable", f"environment/data.json: {key}",
                      "is the answer, under the key that tests/data.json has for it")  # fmt: skip
+
+
+def _text_of(path: Path, name: str, step: Step) -> str | None:
+    """Text of a file of the task; None for folders, and for a file too large, which is told."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size >= MAX_FILE_BYTES:
+        step.add("not-checked", name, f"is larger than {MAX_FILE_BYTES >> 20} MiB and was not "
+                 "compared with what the agent can read", "warning")  # fmt: skip
+        return None
+    return path.read_text("utf-8", "replace")
 
 
 def _contains(text: str, answer: str) -> bool:
