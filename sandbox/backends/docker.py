@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox.backends import cgroup, enforced
 from sandbox.backends import docker_engine as engine
 from sandbox.backends.base import Level
+from sandbox.backends.docker_build import build_lock, reap_builds
 from sandbox.backends.docker_image import WORKDIR, ensure_image
 from sandbox.backends.docker_profile import (
     EXTRA_PROCESSES,
@@ -142,6 +143,9 @@ class DockerBackend:
         self._client: DockerClient = engine.connect()
         self.words = engine.check(self._client)
         engine.reap_containers(self._client)
+        with build_lock(wait=False) as alone:
+            if alone:
+                reap_builds(self._client)
         self.image = self._image()
         self._found_runtime: Runtime | None = None
         self._runtime_lock = threading.Lock()

@@ -6,13 +6,16 @@ build's key, so what a failed or killed build leaves is found and removed by it.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import re
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 LABEL = "parl.task"
+LABEL_USER = "parl.task.user"
+"""uid of who builds."""
 MAX_CONTEXT_BYTES = 1 << 30
 _STEP = re.compile(r"^Step (\d+)/\d+ : ")
 _CODE = re.compile(r"returned a non-zero code: (\d+)")
@@ -251,24 +256,36 @@ def _sweep(client: DockerClient, key: str, keep: str) -> None:
             return
 
 
-def reap_builds(client: DockerClient, repository: str, keep_days: float) -> int:
-    """Remove what killed builds left over an hour ago, and tagged images of ``repository`` that
-    were not used for ``keep_days``; how many went."""
+def reap_builds(client: DockerClient) -> int:
+    """Remove containers and untagged layers of builds that ended without their owner; how many.
+    Call with the build lock held: then no build of this user runs, and one of another user's is
+    only taken for dead after an hour."""
     removed = 0
-    now = time.time()
-    unused = now - keep_days * 86400
+    before = time.time() - _HOUR_S
     for container in _builders(client, LABEL):
-        if container["Created"] < now - _HOUR_S:
+        if _is_ours(container["Labels"]) or container["Created"] < before:
             engine.remove_container(client, container["Id"])
             removed += 1
-    for image in client.api.images(filters={"label": LABEL}):
-        tags = [tag for tag in image["RepoTags"] or [] if not tag.startswith("<none>")]
-        if not tags and image["Created"] < now - _HOUR_S:
+    filters = {"label": LABEL, "dangling": True}
+    for image in client.api.images(filters=filters):
+        if _is_ours(image["Labels"]) or image["Created"] < before:
             removed += engine.remove_image(client, image["Id"])
-        for tag in tags:
-            if tag.startswith(f"{repository}:") and _last_used(client, tag) < unused:
-                removed += engine.remove_image(client, tag)
     return removed
+
+
+def _is_ours(labels: dict[str, str]) -> bool:
+    return labels.get(LABEL_USER) == str(os.getuid())
+
+
+def reap_unused(client: DockerClient, repository: str, keep_days: float) -> int:
+    """Remove tagged images of ``repository`` that were not used for so long; how many."""
+    unused = time.time() - keep_days * 86400
+    return sum(
+        engine.remove_image(client, tag)
+        for image in client.api.images(name=repository, filters={"label": LABEL})
+        for tag in image["RepoTags"] or []
+        if _last_used(client, tag) < unused
+    )
 
 
 def _last_used(client: DockerClient, tag: str) -> float:
@@ -290,8 +307,20 @@ def _offset(text: str) -> float:
     return (1 if found[1] == "+" else -1) * (int(found[2]) * 3600 + int(found[3]) * 60)
 
 
-def lock_path() -> Path:
-    """One build at a time of one user: two of one key would remove each other's layers."""
-    import tempfile
+@contextmanager
+def build_lock(wait: bool = True) -> Iterator[bool]:
+    """One build at a time of one user: two of one key would remove each other's layers. Without
+    ``wait`` False where somebody builds."""
+    path = Path(tempfile.gettempdir()) / f"parl-build-{os.getuid()}.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
-    return Path(tempfile.gettempdir()) / f"parl-build-{os.getuid()}.lock"
+
+def labels_of(key: str) -> str:
+    """Arguments of the LABEL line that every stage starts with."""
+    return f"{LABEL}={key} {LABEL_USER}={os.getuid()}"

@@ -7,13 +7,10 @@ hash of the build context, the base image's id, the settings and this code.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +21,12 @@ from sandbox.backends.docker_build import (
     LABEL,
     Context,
     build_image,
+    build_lock,
+    labels_of,
     local_image,
-    lock_path,
     read_context,
     reap_builds,
+    reap_unused,
 )
 from sandbox.backends.docker_runtime import Runtime, ensure_runtime, mount
 from sandbox.backends.printable import printable
@@ -91,10 +90,11 @@ def task_image(client: DockerClient, recipe: Recipe, section: DockerSection) -> 
     tag = f"{REPOSITORY}:{key}"
     found = _record(client, tag)
     if found is None:
-        with _locked():
+        with build_lock():
             found = _record(client, tag)
             if found is None:
-                reap_builds(client, REPOSITORY, section.keep_days)
+                reap_builds(client)
+                reap_unused(client, REPOSITORY, section.keep_days)
                 found = _make(client, recipe, key, bases, section)
     client.api.tag(tag, REPOSITORY, key)  # its time tells the reaper that the image is in use
     return _image_of(tag, found)
@@ -106,7 +106,7 @@ def _make(
     """Build where there is a Dockerfile, then prepare; a build that cannot be prepared goes."""
     if recipe.dockerfile is None:
         return _prepare(client, bases[str(recipe.image)], recipe, key)
-    plan = rebased(recipe.dockerfile, _read(recipe.dockerfile), bases.__getitem__, f"{LABEL}={key}")
+    plan = rebased(recipe.dockerfile, _read(recipe.dockerfile), bases.__getitem__, labels_of(key))
     image = build_image(
         client,
         read_context(recipe.dockerfile.parent),
@@ -258,10 +258,3 @@ def _image_of(tag: str, record: dict[str, Any]) -> TaskImage:
         record["workdir"],
         tuple(notes),
     )
-
-
-@contextmanager
-def _locked() -> Iterator[None]:
-    with lock_path().open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

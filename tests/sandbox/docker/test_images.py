@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ import pytest
 from parl.cli import main as cli
 from sandbox.backends import docker_engine as engine
 from sandbox.backends.base import Level
-from sandbox.backends.docker_build import LABEL, reap_builds
+from sandbox.backends.choice import open_backend
+from sandbox.backends.docker_build import LABEL, reap_unused
 from sandbox.backends.docker_image import rootfs
 from sandbox.backends.docker_task_image import REPOSITORY
 from sandbox.check.episodes import Played, open_stage
@@ -288,11 +291,33 @@ def test_unused_images_are_reaped(made: LoadedTask, client: Any):
     image, other = made.bundle.image, f"{REPOSITORY}-test"
     assert image is not None
     client.api.tag(image.reference, other, "old")
-    reap_builds(client, other, keep_days=1.0)
+    reap_unused(client, other, keep_days=1.0)
     assert client.images.get(f"{other}:old")
     time.sleep(1.1)
-    reap_builds(client, other, keep_days=1e-6)
+    reap_unused(client, other, keep_days=1e-6)
     assert not client.api.images(name=other) and client.images.get(image.reference)
+
+
+def test_a_killed_build_leaves_nothing_once_a_backend_opens(client: Any, tmp_path: Path):
+    """The engine ends the step with its connection; the layers below are reaped."""
+    folder = write(tmp_path, "FROM python:3.12-slim\nRUN echo killed\nRUN sleep 90\n", "true")
+    code = (
+        "import sys; from pathlib import Path; from sandbox.config import SandboxConfig\n"
+        "from sandbox.imaged import load_for\n"
+        "load_for(Path(sys.argv[1]), SandboxConfig.model_validate_json(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", code, str(folder), boxes().model_dump_json()]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3]) as building:
+        deadline = time.monotonic() + 60
+        while not any("sleep" in c["Command"] for c in client.api.containers()):
+            assert time.monotonic() < deadline and building.poll() is None, "no step runs"
+            time.sleep(0.05)
+        building.kill()
+    deadline = time.monotonic() + 20
+    while leftovers(client) != (0, 0):
+        assert time.monotonic() < deadline, leftovers(client)
+        open_backend(Level.DOCKER, boxes())
+        time.sleep(0.2)
 
 
 def test_the_command_runs_a_task_in_its_image_or_says_that_it_does_not(
