@@ -42,7 +42,7 @@ class RunParts:
                 f"{len(config.chat.words)} chat.words make {tokenizer.vocab_size}; set it to that"
             )
         renderer = KimiRenderer(tokenizer, config.chat.declare_tools)
-        family = find_family(config.tasks.family)
+        family = find_family(config.tasks.family, config.sandbox.level)
         tasks = TaskSource(
             family,
             config.tasks.mix or dict.fromkeys(family.task_types, 1.0),
@@ -94,7 +94,7 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
         # the audit log outlives the run
         proxy_dir=Path(config.run.dir) / run_id / "proxy" if run_id else None,
     )
-    family = find_family(config.tasks.family)
+    family = find_family(config.tasks.family, config.sandbox.level)
     specs = [family.instance(0, 0, "train", kind) for kind in family.task_types]
     for spec in specs:
         check_proxy(spec, boxes)
@@ -107,8 +107,10 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
     )
 
 
-def find_family(name: str) -> Family:
-    """A shipped family by name, or the tasks of "folder:PATH"; TaskError for neither."""
+def find_family(name: str, level: str = "auto") -> Family:
+    """A shipped family by name, or the tasks of "folder:PATH" for boxes of ``level``; TaskError for
+    neither."""
     if name.startswith(PREFIX):
-        return FolderFamily(Path(name.removeprefix(PREFIX)))
+        boxes = SandboxConfig.model_validate({"level": level})
+        return FolderFamily(Path(name.removeprefix(PREFIX)), boxes)
     return get_family(name)
