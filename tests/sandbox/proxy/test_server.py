@@ -205,10 +205,12 @@ def spawn() -> list:
 """
 
 
-def toml(folder: Path, *, with_mcp: bool) -> Path:
+def toml(folder: Path, *, with_mcp: bool, boxed: bool = False) -> Path:
+    """Without boxes a tool's own process ids and files are the host's."""
     (folder / "sim.py").write_text(SIMULATOR)
     text = f"""
 state_dir = "{folder}/state"
+boxes = {{unsafe_local = {str(not boxed).lower()}, show = ["{SERVER.parent}"]}}
 [worlds.w.upstreams.sim]
 kind = "python"
 source = "{folder}/sim.py"
@@ -296,16 +298,21 @@ async def spawn_everything(control: Path, tools: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
+@pytest.mark.parametrize("boxed", [False, True], ids=["plain", "boxed"])
 @pytest.mark.parametrize(
     "with_mcp", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["python", "mcp"]
 )
-def test_nothing_outlives_the_proxy(tmp_path: Path, number: signal.Signals, with_mcp: bool) -> None:
+def test_nothing_outlives_the_proxy(
+    tmp_path: Path, number: signal.Signals, with_mcp: bool, boxed: bool
+) -> None:
     """Simulators and MCP servers, their children, daemons that left session and group, and their
     temporary folders all end with the proxy, however it ends."""
-    with process(toml(tmp_path, with_mcp=with_mcp)) as proxy:
+    with process(toml(tmp_path, with_mcp=with_mcp, boxed=boxed)) as proxy:
         tools = ["spawn", "spawn_mcp"] if with_mcp else ["spawn"]
         control = tmp_path / "state/control.sock"
         spawned = asyncio.run(spawn_everything(control, tools))
+        if boxed:
+            spawned = []  # numbers of the box's own namespace; its processes descend from the proxy
         assert all(alive(pid) for pid in spawned)
         # a helper that forked another one may just be ending
         pids = [pid for pid in {*spawned, *descendants(proxy.pid)} if alive(pid)]
