@@ -11,8 +11,10 @@ from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.lint_image import copy_of
 from sandbox.check.probe import probe_script
+from sandbox.check.reads import decoded_calls
 from sandbox.check.scripts import SHELL_ANSWER
 from sandbox.check.subject import Case, Subject
+from sandbox.check.values import leaves
 from sandbox.check.written import Written
 from sandbox.manifest.reading import read_toml
 from sandbox.task import TaskSpec
@@ -123,6 +125,7 @@ async def run_leaks(
     _final_text(seen["files"], case, written, step)
     _environment(seen["environ"], case, step)
     _data(case, step)
+    _together(case, written, step)
     _instruction(case, step)
     _told(case, subject, step)
     step.note = f"{len(seen['files'])} files readable in the box"
@@ -249,6 +252,42 @@ def _data(case: Case, step: Step) -> None:
                 "is named like an answer; rename it or move it to tests/data.json",
                 "warning",
             )
+
+
+def _together(case: Case, written: Written, step: Step) -> None:
+    """One small part of the agent's data holds the answer and all that the solution acts on: no
+    chance, and no name is needed to find it."""
+    answer = case.oracle.final_text.strip()
+    acted = {
+        str(value)
+        for name, arguments in decoded_calls(case)
+        for value in arguments.values()
+        if name in {tool.name for tool in case.spec.tools if tool.effect != "read"}
+        and isinstance(value, str | int | float)
+    }
+    wanted = acted | {answer}
+    if not acted or len(wanted) < 3 or any(_contains(text, answer) for text in written.texts):
+        return
+    for path, part in _parts(case.spec.environment.data, "environment/data.json: "):
+        held = [str(leaf.value) for leaf in leaves(part) if leaf.place[-1:] != ("*",)]
+        if wanted <= set(held) and len(held) <= 2 * len(wanted):
+            step.add(
+                "answer-readable",
+                path.rstrip(": "),
+                f"holds the answer {answer[:40]!r} beside all that the solution acts on, and "
+                "no call of the solution reads it; keep it in tests/data.json",
+            )
+
+
+def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
+    """Every object and list in nested data, files left out."""
+    inner = value.items() if isinstance(value, dict) else (
+        enumerate(value) if isinstance(value, list) else [])  # fmt: skip
+    found = [(path, value)] if isinstance(value, dict | list) else []
+    for key, part in inner:
+        if key != "files":
+            found += _parts(part, f"{path}.{key}".replace(": .", ": "))
+    return found
 
 
 def _instruction(case: Case, step: Step) -> None:
