@@ -20,6 +20,7 @@ BUNDLE_NAME = "shell"
 ROOTS = ("app", "tests", "solution", "logs")
 MAX_BYTES = 4 << 20
 _NEEDS_RUNNER = re.compile(r"(?m)^[^#\n]*\b(m?pytest|uvx?|pip3?|apt-get|curl)\b")
+_MKDIR = re.compile(r"\bmkdir\s+([^;&|<>]+)")
 _SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp"}
     | {"usr", "var", "box"}
@@ -66,7 +67,7 @@ def shell_world(folder: Path, manifest: Manifest, call_timeout_s: float) -> Shel
     if any((folder / "environment").glob("*compose.y*ml")):
         notes.append("environment: the services of docker compose are not started")
     cwd = manifest.environment.workdir or recipe.workdir
-    targets = [cwd, *(target for _, target in recipe.copies)]
+    targets = [cwd, *(target for _, target in recipe.copies), *_named_folders(recipe)]
     roots = list(dict.fromkeys([*ROOTS, *(target.strip("/").split("/")[0] for target in targets)]))
     for root in roots:
         if root in _SYSTEM or not root:
@@ -95,6 +96,15 @@ def shell_world(folder: Path, manifest: Manifest, call_timeout_s: float) -> Shel
             "(sandbox.shell.runner)"
         )
     return ShellWorld(environment, verifier, (*notes, *recipe.notes))
+
+
+def _named_folders(recipe: Recipe) -> list[str]:
+    """The task's own folders that variables hold and mkdir makes."""
+    values = [part for value in recipe.env.values() for part in value.split(":")]
+    for command in recipe.run:
+        for words in _MKDIR.findall(command):
+            values += words.split()
+    return [place for place in values if place.startswith("/") and not is_system(place)]
 
 
 def runner_for(folder: Path) -> str | None:

@@ -126,8 +126,8 @@ def test_the_image_s_variables_and_files_hold_at_verification(folder: Path):
     dockerfile.write_text(
         dockerfile.read_text() + "ENV PYTHONPATH=/data/a:/data/b PATH=/data/bin:$PATH COLOUR=blue\n"
         "RUN mkdir -p /data/a /data/b /data/bin && echo 'X = 1' > /data/a/first.py && "
-        "echo 'Y = 2' > /data/b/second.py && echo 'echo $COLOUR' > /data/bin/colour && "
-        "chmod +x /data/bin/colour\nWORKDIR /data\nWORKDIR /app\n"
+        "echo 'Y = 2' > /data/b/second.py && printf '#!/bin/sh\\necho $COLOUR' > "
+        "/data/bin/colour && chmod +x /data/bin/colour\n"
     )
     (folder / "tests" / "beside.py").write_text("Z = 3\n")
     (folder / "tests" / "t.py").write_text(
