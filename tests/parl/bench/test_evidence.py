@@ -50,10 +50,8 @@ def test_frozen_processes_wake_up_again():
     child = subprocess.Popen(["sleep", "30"])
     try:
         with frozen([child.pid]):
-            time.sleep(0.05)
-            assert _state(child.pid) == "T"
-        time.sleep(0.05)
-        assert _state(child.pid) == "S"
+            wait_for(lambda: _state(child.pid) == "T" or None, 20, "the child to stop")
+        wait_for(lambda: _state(child.pid) == "S" or None, 20, "the child to go on")
     finally:
         child.kill()
         child.wait()
