@@ -18,7 +18,7 @@ from sandbox.check.scripts import oracle_of
 from sandbox.check.values import argument_sets, other_answer, siblings
 from sandbox.task import load_task
 from sandbox.templates.new import write_task
-from tests.sandbox.check.planted import replay
+from tests.sandbox.check.planting import replay
 
 DATA = {
     "orders": [{"id": "o-1", "cents": 5}, {"id": "o-2", "cents": 7}],
