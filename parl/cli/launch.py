@@ -20,7 +20,7 @@ from infra.errors import LedgerError
 from infra.leases import LeaseBook
 from infra.log import bind, configure
 from infra.metrics import Metrics
-from parl.cli.runs import RunFolder, shortest, sole_driver
+from parl.cli.runs import RunFolder, require_unedited, shortest, sole_driver
 from parl.report.bar import open_progress
 from parl.report.progress import WrittenLines
 from parl.report.watchers import MetricsWatcher, Several
@@ -49,6 +49,7 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
         ledger = folder.open_ledger()
         store = Store(ledger, folder.run_id)
         hint = f"resume with: parl rl resume {shortest(folder)}"
+        require_unedited(folder, store)
         try:
             _hear_signals()
             _check_checkpoint(folder, store)
@@ -64,7 +65,8 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
             typer.echo(f"{'terminated' if terminated else 'interrupted'}; {hint}", err=True)
             raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
         except Exception as error:
-            _note(store, "failed", f"{type(error).__name__}: {error}")
+            if store.run_status() != FINISHED:
+                _note(store, "failed", f"{type(error).__name__}: {error}")
             typer.echo(f"stopped by an error; {hint}", file=stream)
             raise
         typer.echo(f"\n{files.text}\n\nreport  {files.report}\ncurves  {files.curves}", file=stream)

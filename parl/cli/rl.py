@@ -35,12 +35,11 @@ def run(
     ] = False,
 ) -> None:
     """Train: warm start, evaluate, RL rounds, evaluate, report."""
-    from infra.config import dump_toml
-    from parl.cli.runs import resolve
+    from parl.cli.runs import public_toml, resolve
 
     resolved = resolve(config, overrides)
     if dry_run:
-        typer.echo(dump_toml(resolved), nl=False)
+        typer.echo(public_toml(resolved), nl=False)
         return
     from parl.cli.runs import create_run, require_sandbox
 

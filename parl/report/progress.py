@@ -35,7 +35,8 @@ class WrittenLines:
         self._last_line = now
         rate = done / max(now - self._start, 1e-9)
         # one write: another thread writes lines to the same stream
-        self._stream.write(f"demonstrations {done}/{total} | {rate:.0f}/s\n")
+        left = words.duration((total - done) / rate if done else None)
+        self._stream.write(f"demonstrations {done}/{total} | {rate:.0f}/s | left {left}\n")
         self._stream.flush()
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from engine.chat.renderer import KimiRenderer
 from engine.chat.tokenizers import ByteTokenizer
+from engine.errors import ChatError
 from infra.errors import ConfigError
 from parl.config import RunConfig
+from parl.learner.advantages import check_estimator
 from parl.rollout.kimi_chat import KimiChat
 from parl.rollout.settings import RolloutSettings
 from parl.rounds.jobs import JobMaker
@@ -34,8 +36,10 @@ class RunParts:
 
     @staticmethod
     def of(config: RunConfig) -> RunParts:
-        """ConfigError when vocabulary and model differ, TaskError for an unknown family."""
-        tokenizer = ByteTokenizer(config.chat.words)
+        """ConfigError when vocabulary and model differ or a name is unknown, TaskError for an
+        unknown family."""
+        check_estimator(config.rounds.advantage)
+        tokenizer = _tokenizer(config.chat.words)
         if tokenizer.vocab_size != config.model.vocab_size:
             raise ConfigError(
                 f"model.vocab_size={config.model.vocab_size}, but bytes, markers and "
@@ -43,6 +47,12 @@ class RunParts:
             )
         renderer = KimiRenderer(tokenizer, config.chat.declare_tools)
         family = find_family(config.tasks.family, config.sandbox.level)
+        strange = sorted(set(config.tasks.min_tokens) - set(family.task_types))
+        if strange:
+            raise ConfigError(
+                f"tasks.min_tokens.{strange[0]}: family {config.tasks.family!r} has no such task "
+                f"type; it has {', '.join(family.task_types)}"
+            )
         tasks = TaskSource(
             family,
             config.tasks.mix or dict.fromkeys(family.task_types, 1.0),
@@ -64,6 +74,13 @@ class RunParts:
             renderer=self.renderer,
             seed=self.config.run.seed,
         )
+
+
+def _tokenizer(words: tuple[str, ...]) -> ByteTokenizer:
+    try:
+        return ByteTokenizer(words)
+    except ChatError as error:
+        raise ConfigError(f"chat.words: {error}") from error
 
 
 def rollout_settings(config: RunConfig) -> RolloutSettings:

@@ -49,7 +49,7 @@ class Store:
         code_commit: str = "",
         run_dir: str = "",
     ) -> RunInfo:
-        """Insert the run as ``running``. RunError when the id is taken."""
+        """Insert the run as ``created``. RunError when the id is taken."""
 
         def write(session):
             if session.get(RunRow, self.run_id) is not None:
@@ -61,7 +61,7 @@ class Store:
                 id=self.run_id,
                 name=name,
                 kind=kind,
-                status="running",
+                status="created",
                 seed=seed,
                 config_json=dict(config),
                 config_hash=config_hash,

@@ -126,6 +126,6 @@ def test_written_demonstrations_are_told_every_few_seconds_and_at_the_end():
         clock.now = done * 0.1
         lines(done, 40)
     assert stream.getvalue().splitlines() == [
-        "demonstrations 25/40 | 10/s",
-        "demonstrations 40/40 | 10/s",
+        "demonstrations 25/40 | 10/s | left 0:02",
+        "demonstrations 40/40 | 10/s | left 0:00",
     ]
