@@ -25,10 +25,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop clean bubblewrap postgresql docker smollm2
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox clean bubblewrap postgresql docker smollm2
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 setup: $(INSTALLED) ## virtual environment with everything that PARL and its tests import
 
@@ -36,7 +36,9 @@ $(INSTALLED): pyproject.toml
 	@python=$$(scripts/find-python.sh)
 	# an environment that moved or whose Python is gone is made anew
 	$(BIN)/python -c 'import pip' 2>/dev/null || "$$python" -m venv --clear $(VENV)
+	echo "installing torch into $(VENV): 200 MB to fetch the first time"
 	$(BIN)/python -m pip install -q '$(TORCH)'
+	echo "installing PARL, Ray and what the tests import: a minute or two"
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	touch $@
 
@@ -60,6 +62,9 @@ lint: $(INSTALLED) ## ruff, import contracts, pyright, size report
 
 evidence-loop: $(INSTALLED) bubblewrap ## kill sweep, three seeds, control run; resumes where it stopped
 	@$(BIN)/python -m parl.bench.loop_evidence $(EVIDENCE_ARGS)
+
+evidence-sandbox: $(INSTALLED) bubblewrap docker ## kills of driver, worker and proxy, time bars, attacks; resumes where it stopped
+	@$(BIN)/python -m parl.bench.sandbox_evidence $(EVIDENCE_ARGS)
 
 bubblewrap:
 	@scripts/system-package.sh bwrap bubblewrap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -23,18 +23,20 @@ class RunSection(ConfigModel):
     """SQLAlchemy URL; empty = sqlite ledger.db in the run folder."""
     durable: bool = False
     """fsync every ledger transaction (power loss); a killed process loses nothing either way."""
-    metrics_port: int | None = None
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Serve Prometheus metrics here; None = off, 0 = any free port."""
 
 
 class TasksSection(ConfigModel):
     family: str = "lookup_calc"
     """A shipped family, or "folder:PATH": a task folder or a folder of them."""
-    mix: dict[str, float] = Field(default_factory=dict[str, float])
+    mix: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict[str, float]
+    )
     """Share of each task type among the prompts of a round (largest remainder); empty = alike."""
     allow_uncertified: bool = False
     """Train on task folders that no valid certificate of `parl task check` vouches for."""
-    min_tokens: dict[str, int] = Field(default_factory=dict[str, int])
+    min_tokens: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict[str, int])
     """Fewest sampled tokens of a correct solution by task type, with this run's tokenizer; it
     replaces the author's estimate."""
 
@@ -51,13 +53,13 @@ class RolloutSection(ConfigModel):
     """Prompts (groups) a round."""
     num_samples: int = Field(default=8, ge=2)
     """Episodes a prompt: K of the group baseline."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     max_turns: int = Field(default=8, ge=1)
     max_tokens: int = Field(default=160, ge=1)
     """Sampled tokens an episode, over all turns."""
     max_tokens_per_turn: int = Field(default=64, ge=1)
-    episode_timeout_s: float = 120.0
-    round_timeout_s: float = 600.0
+    episode_timeout_s: float = Field(default=120.0, gt=0)
+    round_timeout_s: float = Field(default=600.0, gt=0)
     max_attempts: int = Field(default=5, ge=1)
     """Tries of one episode when the infrastructure fails; then the round stops with the cause."""
 
@@ -69,7 +71,7 @@ class SandboxSection(ConfigModel):
     unsafe_local: bool = False
     pool_size: int = Field(default=24, ge=1)
     """Warm boxes per rollout worker."""
-    call_timeout_s: float = 10.0
+    call_timeout_s: float = Field(default=10.0, gt=0)
     repairs: Literal["off", "strict", "cost", "anneal"] = "cost"
     """How far broken calls are mended in training (sandbox.calls.policy); each repair costs
     reward.repairs.cost."""
@@ -102,8 +104,8 @@ class WarmStartSection(ConfigModel):
     """... answers too early with a guess with this probability."""
     num_demonstrations: int = Field(default=1024, ge=1)
     """Training instances that transcripts are written for; batches draw from them."""
-    muon_lr: float = 0.015
-    adamw_lr: float = 3e-3
+    muon_lr: float = Field(default=0.015, ge=0, allow_inf_nan=False)
+    adamw_lr: float = Field(default=3e-3, ge=0, allow_inf_nan=False)
     sloppy_rate: float = Field(default=0.3, ge=0)
     """Rates of the sloppy part over those of the clean part."""
     decay_share: float = Field(default=0.5, ge=0, le=1)
@@ -126,7 +128,7 @@ class RoundsSection(ConfigModel):
 class RaySection(ConfigModel):
     address: str = ""
     """Empty = start a local cluster; else an address Ray understands ("auto", host:port)."""
-    num_cpus: int | None = None
+    num_cpus: int | None = Field(default=None, ge=1)
     num_runners: int = Field(default=2, ge=1)
     cpus_per_runner: float = Field(default=0.25, ge=0)
     num_engines: int = Field(default=1, ge=1)

@@ -95,6 +95,8 @@ class Trajectory:
     correctness: float | None = None
     final_text: str = ""
     error: str | None = None
+    failure: str | None = None
+    """Of an infra_error: the kind (parl.rollout.failures). The ledger has it as an event."""
     budget_units: dict[str, float] = field(default_factory=dict)
     min_tokens: int | None = None
     max_tokens: int | None = None

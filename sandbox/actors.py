@@ -6,10 +6,17 @@ import asyncio
 from typing import Any
 
 import ray
+import ray.exceptions
 
-from sandbox.proxy.quota import LocalQuotas
+from infra.errors import ClusterError
+from sandbox.quota import LocalQuotas
 
 CALL_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
+"""Of the actor's process, which the first who asks waits for."""
+NAMESPACE = "parl"
+QUOTAS_NAME = "parl-proxy-quotas"
+"""Of the cluster's actor, in NAMESPACE; its ``set_kill_switch`` is the cluster's."""
 
 
 class QuotaActor:
@@ -38,7 +45,7 @@ class QuotaActor:
 
 
 class ClusterQuotas:
-    """``sandbox.proxy.quota.QuotaStore`` over the actor's handle, and its ``kill_switch``.
+    """``sandbox.quota.QuotaStore`` over the actor's handle, and its ``kill_switch``.
 
     A dead or silent actor raises, so that the proxy refuses instead of going on unlimited.
     """
@@ -56,9 +63,36 @@ class ClusterQuotas:
         """Pass as ``kill_switch`` to ``sandbox.proxy.server.serve``."""
         return await self._ask(self._actor.killed.remote())
 
+    async def set_kill_switch(self, on: bool) -> None:
+        """The whole cluster's."""
+        await self._ask(self._actor.set_kill_switch.remote(on))
+
     @staticmethod
     async def _ask(reference: Any) -> Any:
         return await asyncio.wait_for(reference, CALL_TIMEOUT_S)
+
+
+def cluster_quotas() -> ClusterQuotas:
+    """The one keeper of quotas of the Ray cluster this process belongs to, or of the one that
+    RAY_ADDRESS names; the first who asks starts it, and it lives as long as the cluster. Blocks.
+
+    ClusterError without a cluster.
+    """
+    try:
+        if not ray.is_initialized():
+            ray.init(address="auto", log_to_driver=False)
+        actor = (
+            ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(QuotaActor)
+            .options(name=QUOTAS_NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True)
+            .remote()
+        )
+        ray.get(actor.killed.remote(), timeout=START_TIMEOUT_S)
+    except (ConnectionError, ray.exceptions.RayError, ValueError) as error:
+        raise ClusterError(
+            'quotas.shared = "ray", but there is no Ray cluster: '
+            f'{" ".join(str(error).split())[:200]}; start one, or set quotas.shared = "proxy"'
+        ) from error
+    return ClusterQuotas(actor)
 
 
 def start_quotas(name: str | None = None) -> Any:

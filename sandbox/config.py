@@ -8,6 +8,28 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
+class DockerSection(BaseModel):
+    """Images of tasks at level docker. Nothing is ever pulled."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_images: dict[str, str] = {}
+    """Image as a Dockerfile or task.toml names it -> image on this engine, for instance
+    ``{"python:3.12-slim" = "mirror/python:3.12"}``. One that is not here is taken by its own name,
+    if the engine has it."""
+    writable: tuple[str, ...] = ()
+    """Folders of images that tasks may write beside their own, for instance ("/etc",)."""
+    allow_network: bool = False
+    """A task that asks for a public network gets the engine's bridge; else none, and a note."""
+    build_memory_mib: int = Field(default=2048, ge=64)
+    keep_days: float = Field(default=7.0, gt=0)
+    """A built image that was not used for so long is removed at the next build."""
+
+    def __hash__(self) -> int:
+        """Of the content: pools are kept by their settings, and a dict has no hash."""
+        return hash(self.model_dump_json())
+
+
 class SandboxConfig(BaseModel):
     """``level`` "auto" takes the best level that can be enforced here (A, then B); C is never
     chosen unless ``unsafe_local`` is set, docker and ray (gVisor) only by name. Sizes are MiB."""
@@ -35,6 +57,7 @@ class SandboxConfig(BaseModel):
     """docker: another image than our base, pinned (NAME@sha256:... or an id) and already on the
     engine, with Python 3.11 or later at ``image_python``."""
     image_python: str = "/usr/bin/python3"
+    docker: DockerSection = DockerSection()
     run: str = ""
     """docker: run id, for the container's label."""
     max_age_s: float = Field(default=24 * 3600.0, gt=3600)

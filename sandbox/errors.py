@@ -4,6 +4,7 @@ SandboxError
 ├── TaskError          task.toml is wrong (user error, exit 2)
 ├── BackendUnavailable a backend cannot run here (bwrap missing, no user namespaces)
 └── SandboxLost        the box died or stopped answering: infrastructure, never reward 0
+    └── ProxyLost      the same of the tool proxy
 """
 
 from infra.errors import ParlError
@@ -25,3 +26,7 @@ class BackendUnavailable(SandboxError):
 
 class SandboxLost(SandboxError):
     """The sandbox process died, was killed or missed its deadline."""
+
+
+class ProxyLost(SandboxLost):
+    """The tool proxy does not answer, or it does not know the episode any more."""

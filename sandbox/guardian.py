@@ -87,6 +87,19 @@ class Guardian:
             self._process.stdin.flush()
 
 
+def footprint_of_folder(name: str, folder: Path) -> dict[str, Any]:
+    """What ``watch`` takes for a folder that belongs to no box."""
+    from sandbox.reaper import process_host
+
+    return {
+        "box_id": name,
+        "host": process_host(),
+        "process": None,
+        "cgroups": [],
+        "directories": [str(folder)],
+    }
+
+
 def reap_all(left: Iterable[dict[str, Any]]) -> None:
     """Reap every footprint; one that fails does not stop the others. The first error is raised."""
     from sandbox.reaper import reap_box

@@ -79,7 +79,7 @@ class SandboxPool:
             )
         )
         self._tables: dict[str, ToolTable] = {}
-        self._door = ProxyDoor(self.config, bundle.trusted)
+        self._door = ProxyDoor(self.config, self._guardian)
 
     @property
     def level(self) -> Level:

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 from sandbox.backends.base import Reply
 from sandbox.calls.types import DecodedCall
 from sandbox.config import SandboxConfig
-from sandbox.errors import BackendUnavailable, SandboxLost, TaskError
+from sandbox.errors import ProxyLost, TaskError
+from sandbox.guardian import Guardian, footprint_of_folder
 from sandbox.proxy.declare import ProxySpec
 from sandbox.proxy.errors import CallFailure
 from sandbox.proxy.result import ProxyResult
 from sandbox.task import TaskSpec, ToolSpec
 
 if TYPE_CHECKING:
+    from sandbox.actors import ClusterQuotas
     from sandbox.proxy.client import ProxyClient, ProxyEpisode
     from sandbox.proxy.config import ProxyConfig
     from sandbox.proxy.proxy import ToolProxy
@@ -37,23 +39,30 @@ def split_owner(owner: str) -> tuple[str, int | None]:
     return (owner, None) if found is None else (found["episode"], int(found["version"]))
 
 
-def check_proxy(spec: TaskSpec, config: SandboxConfig, trusted: bool) -> None:
-    """TaskError for tools that would reach a real API without ``allow_live``; BackendUnavailable
-    for author's Python that would run outside any box. ``trusted``: shipped with PARL."""
-    if spec.proxy is None:
+def check_proxy(spec: TaskSpec, config: SandboxConfig) -> None:
+    """TaskError for tools that would reach a real API without ``allow_live``."""
+    if spec.proxy is None or config.allow_live:
         return
     for tool, mode in spec.proxy.live.items():
-        if not config.allow_live:
-            raise TaskError(
-                f"task {spec.name}: tool {tool!r} has mode {mode!r}, which reaches a real API; set "
-                'sandbox.allow_live = true, or mode = "replay" or "simulate" in its task.toml'
-            )
-    if spec.proxy.simulates and not (trusted or config.unsafe_local or config.proxy_socket):
-        raise BackendUnavailable(
-            f"task {spec.name}: its simulators are not trusted and the proxy of this process "
-            "isolates nothing: set sandbox.unsafe_local = true for code you would run yourself, or "
-            "sandbox.proxy_socket to a proxy with a user of its own"
+        raise TaskError(
+            f"task {spec.name}: tool {tool!r} has mode {mode!r}, which reaches a real API; allow "
+            "it with --allow-live (a run's config: sandbox.allow_live = true), or set mode = "
+            '"replay" or "simulate" in its task.toml'
         )
+
+
+def node_config(config: SandboxConfig, state: Path) -> ProxyConfig:
+    """The proxy of one process: the operator's proxy.toml where there is one, without its worlds.
+    ConfigError."""
+    from infra.config import load_config
+    from sandbox.proxy.config import ProxyConfig
+
+    node = ProxyConfig(state_dir=state)
+    if config.proxy_file is not None:
+        operator = load_config(ProxyConfig, [config.proxy_file], [])
+        node = operator.model_copy(update={"state_dir": state, "worlds": {}})
+    local = node.boxes.unsafe_local or config.unsafe_local
+    return node.model_copy(update={"boxes": node.boxes.model_copy(update={"unsafe_local": local})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class ProxiedTools:
 
     async def call(self, decoded: DecodedCall, index: int, timeout_s: float) -> Reply:
         """One call, as a box would answer it: error None, "tool_error" (the tool says so),
-        "refused" (the proxy or the API says no) or "infra_error" (nobody's doing). SandboxLost."""
+        "refused" (the proxy or the API says no) or "infra_error" (nobody's doing). ProxyLost."""
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(timeout_s):
@@ -125,30 +134,35 @@ class ProxyDoor:
     """Where a pool's sessions get their proxied tools. Costs nothing until a task declares some.
     Belongs to one event loop."""
 
-    def __init__(self, config: SandboxConfig, trusted: bool) -> None:
+    def __init__(self, config: SandboxConfig, guardian: Guardian) -> None:
+        """``guardian`` removes the temporary folder of the proxy in this process if we die."""
         self._config = config
-        self._trusted = trusted
+        self._guardian = guardian
         self._client: ProxyClient | None = None
         self._proxy: ToolProxy | None = None
         self._temporary: Path | None = None
-        self._abandoned: set[asyncio.Task[None]] = set()
+        self._abandoned: dict[asyncio.Task[None], str] = {}
 
     async def open(self, spec: TaskSpec, owner: str) -> ProxiedTools | None:
         """The proxied tools of a new episode; None for a task without any.
 
-        See ``check_proxy``; ProxyConfigError for a world that cannot be loaded, SandboxLost when
-        the proxy or an upstream is gone.
+        See ``check_proxy``; ProxyConfigError for a world that cannot be loaded, BackendUnavailable
+        when its simulators cannot be boxed here, ProxyLost when the proxy or an upstream is gone.
         """
         if spec.proxy is None:
             return None
-        check_proxy(spec, self._config, self._trusted)
+        check_proxy(spec, self._config)
+        # an id is free again when the opening that was given up is closed
+        same = [task for task, other in self._abandoned.items() if other == owner]
+        if same:
+            await asyncio.wait(same)
         opening = asyncio.ensure_future(self._open(spec, spec.proxy, owner))
         try:
             return ProxiedTools(spec, await asyncio.shield(opening))
         except asyncio.CancelledError:
             task = asyncio.ensure_future(_close_when_open(opening))
-            self._abandoned.add(task)
-            task.add_done_callback(self._abandoned.discard)
+            self._abandoned[task] = owner
+            task.add_done_callback(self._abandoned.pop)
             raise
 
     async def _open(self, spec: TaskSpec, proxy: ProxySpec, owner: str) -> ProxyEpisode:
@@ -163,14 +177,14 @@ class ProxyDoor:
             )
         from sandbox.proxy.client import open_local
 
-        local = self._in_process()
+        local = await self._in_process()
         try:
             await local.add_world(proxy.world_name, proxy.world)
             return await open_local(
                 local, episode, proxy.world_name, policy_version=version, data=data
             )
         except CallFailure as failure:  # an upstream's, as the control door tells it
-            raise SandboxLost(f"tool proxy: {failure.code}: {failure}") from None
+            raise ProxyLost(f"tool proxy: {failure.code}: {failure}") from None
 
     async def close(self) -> None:
         """End the proxy of this process with its episodes and programs. Idempotent."""
@@ -184,6 +198,7 @@ class ProxyDoor:
             await client.close()
         if self._temporary is not None:
             await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+            self._guardian.forget(self._temporary.name)
             self._temporary = None
 
     def _at_socket(self, path: Path) -> ProxyClient:
@@ -193,11 +208,20 @@ class ProxyDoor:
             self._client = ProxyClient(path)
         return self._client
 
-    def _in_process(self) -> ToolProxy:
+    async def _in_process(self) -> ToolProxy:
         if self._proxy is None:
             from sandbox.proxy.proxy import ToolProxy
 
-            self._proxy = ToolProxy(self._node())
+            node = node_config(self._config, self._state())
+            shared: ClusterQuotas | None = None
+            if node.quotas.shared == "ray":
+                from sandbox.actors import cluster_quotas
+
+                shared = await asyncio.to_thread(cluster_quotas)
+            if self._proxy is not None:  # another episode was quicker
+                return self._proxy
+            switch = None if shared is None else shared.killed
+            self._proxy = ToolProxy(node, quotas=shared, kill_switch=switch)
             if self._config.proxy_file is not None:
                 from sandbox.proxy.scrub import ScrubFilter
                 from sandbox.proxy.server import quiet_logs
@@ -205,20 +229,16 @@ class ProxyDoor:
                 quiet_logs(ScrubFilter(self._proxy.secrets.scrubber))
         return self._proxy
 
-    def _node(self) -> ProxyConfig:
+    def _state(self) -> Path:
         """One state directory for each pool: two proxies may not share one."""
-        from infra.config import load_config
-        from sandbox.proxy.config import ProxyConfig
-
-        if self._config.proxy_dir is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="parl-proxy-"))
+        if self._config.proxy_dir is None and self._temporary is None:
+            name = f"parl-proxy-{secrets.token_hex(8)}"
+            self._temporary = Path(tempfile.gettempdir()) / name
+            self._guardian.watch(name, footprint_of_folder(name, self._temporary))
+            self._temporary.mkdir(mode=0o700)
         parent = self._temporary or self._config.proxy_dir
         assert parent is not None, "either is set"
-        state = parent / f"pool-{os.getpid()}-{secrets.token_hex(4)}"
-        if self._config.proxy_file is None:
-            return ProxyConfig(state_dir=state)
-        operator = load_config(ProxyConfig, [self._config.proxy_file], [])
-        return operator.model_copy(update={"state_dir": state, "worlds": {}})
+        return parent / f"pool-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 async def _close_when_open(opening: asyncio.Future[ProxyEpisode]) -> None:

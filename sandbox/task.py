@@ -7,11 +7,12 @@ import json
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from sandbox.box_image import BoxImage
 from sandbox.errors import TaskError
 from sandbox.manifest.harbor import Manifest
 from sandbox.manifest.native import is_native, load_native
@@ -19,9 +20,12 @@ from sandbox.manifest.parl_section import LoopSection, ParlSection, ToolSection
 from sandbox.manifest.reading import load_manifest
 from sandbox.proxy.declare import ProxySpec
 from sandbox.proxy.errors import ProxyError
-from sandbox.shell.world import BUNDLE_NAME, shell_sources, shell_world
+from sandbox.shell.world import BUNDLE_NAME, MakeWorld, shell_sources, shell_world
 from sandbox.tool_schema import tools_from_source
 from sandbox.tool_spec import STRICT, Effect, KeyRepair, LoopSpec, PollSpec, ToolSpec
+
+if TYPE_CHECKING:
+    from sandbox.proxy.config import ProxyConfig
 
 __all__ = [
     "Effect",
@@ -137,6 +141,8 @@ class ToolBundle:
 
     ``trusted`` is set only for code shipped with PARL; anything else needs an isolating backend.
     ``packages``: pure-Python distributions that tools.py may import (``sandbox.packages``).
+    ``image``, ``verifier_image``: what the agent's and the verifier's containers are made of, where
+    the task brings images (``sandbox.imaged``).
     """
 
     name: str
@@ -144,13 +150,17 @@ class ToolBundle:
     verify_source: str
     trusted: bool = False
     packages: tuple[str, ...] = ()
+    image: BoxImage | None = None
+    verifier_image: BoxImage | None = None
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over name, sources and packages."""
+        """sha256 over name, sources, packages and images."""
         parts: list[Any] = [self.name, self.tools_source, self.verify_source]
         if self.packages:
             parts.append(list(self.packages))
+        if self.image is not None and self.verifier_image is not None:
+            parts += [asdict(self.image), asdict(self.verifier_image)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -165,19 +175,22 @@ class LoadedTask:
     notes: tuple[str, ...] = ()
 
 
-def load_task(folder: Path, *, record: bool = False) -> LoadedTask:
+def load_task(
+    folder: Path, *, record: ProxyConfig | None = None, make_world: MakeWorld = shell_world
+) -> LoadedTask:
     """Load a Harbor task folder: with ``tools/tools.py`` and ``tests/verify.py``, or a plain one.
 
     ``environment/data.json`` becomes the box's data, ``tests/data.json`` the verifier's; text files
     below ``environment/files/`` reach ``setup`` as ``data["files"]``. A folder without
     ``tools/tools.py`` is a shell world (sandbox.shell), judged by ``tests/test.sh``.
     ``record``: for a session that records the cassettes of proxied tools (sandbox.recording); the
-    MCP servers it names are started.
+    MCP servers it names are started, with the secrets, network and boxes of this node.
+    ``make_world``: another world for a plain folder (sandbox.imaged).
     TaskError names the file, the key and the nearest known key.
     """
     file = folder / "task.toml"
     if not (folder / "tools" / "tools.py").exists() and (folder / "tests" / "test.sh").exists():
-        return _load_shell_task(folder, record)
+        return _load_shell_task(folder, record, make_world)
     manifest = load_manifest(file)
     bundle = ToolBundle(
         name=manifest.task.name,
@@ -197,7 +210,7 @@ def load_task(folder: Path, *, record: bool = False) -> LoadedTask:
     return LoadedTask(spec=spec, bundle=bundle, manifest=manifest)
 
 
-def _load_shell_task(folder: Path, record: bool) -> LoadedTask:
+def _load_shell_task(folder: Path, record: ProxyConfig | None, make_world: MakeWorld) -> LoadedTask:
     """A Harbor folder that knows nothing of us: a shell, its files and tests/test.sh."""
     file = folder / "task.toml"
     if is_native(file):
@@ -207,9 +220,11 @@ def _load_shell_task(folder: Path, record: bool) -> LoadedTask:
     tools_source, verify_source = shell_sources()
     bundle = ToolBundle(BUNDLE_NAME, tools_source, verify_source)
     spec = _spec_of_folder(folder, manifest, bundle, record)
-    world = shell_world(folder, manifest, spec.limits.call_timeout_s)
+    world = make_world(folder, manifest, spec.limits.call_timeout_s)
+    bundle = replace(bundle, image=world.image, verifier_image=world.verifier_image)
     spec = replace(
         spec,
+        bundle=bundle.hash,
         environment=replace(spec.environment, data=world.environment),
         verifier=replace(spec.verifier, data=world.verifier),
     )
@@ -219,7 +234,9 @@ def _load_shell_task(folder: Path, record: bool) -> LoadedTask:
 Proxied = tuple[ProxySpec, tuple[ToolSpec, ...]]
 
 
-def _spec_of_folder(folder: Path, manifest: Manifest, bundle: ToolBundle, record: bool) -> TaskSpec:
+def _spec_of_folder(
+    folder: Path, manifest: Manifest, bundle: ToolBundle, record: ProxyConfig | None
+) -> TaskSpec:
     parl = manifest.metadata.parl
     proxied: Proxied | None = None
     if parl is not None and parl.proxy:

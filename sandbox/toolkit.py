@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import hashlib
 import importlib.machinery
 import importlib.util
+import itertools
+import json
 import sys
 import types
 from collections.abc import Callable
@@ -22,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 _WORKDIR: contextvars.ContextVar[Path] = contextvars.ContextVar("workdir")
+_EPISODE: contextvars.ContextVar[_Episode] = contextvars.ContextVar("episode")
+_FIRST_S = 1767225600.0
+"""2026-01-01T00:00:00Z"""
 
 
 class ToolError(Exception):
@@ -54,6 +60,35 @@ def tool(
 def workdir() -> Path:
     """The episode's only writable directory; empty before ``setup``."""
     return _WORKDIR.get()
+
+
+class _Episode:
+    """Clock and identifiers of one episode, both a function of its data and of how often they were
+    asked."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        text = json.dumps(data, sort_keys=True, default=str)
+        self.seed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        self.ids = itertools.count()
+        self.seconds = itertools.count()
+        start = data.get("now", _FIRST_S)
+        self.start_s = float(start) if isinstance(start, int | float) else _FIRST_S
+
+
+def now() -> float:
+    """Seconds since 1970 by the episode's own clock: it starts at ``data["now"]`` (else at the
+    beginning of 2026) and moves on by a second with each reading, so that equal calls in equal
+    instances read equal times."""
+    episode = _EPISODE.get()
+    return episode.start_s + next(episode.seconds)
+
+
+def new_id(prefix: str = "") -> str:
+    """``prefix`` and 16 hex digits, never twice in an episode, the same in every episode of an
+    instance."""
+    episode = _EPISODE.get()
+    number = str(next(episode.ids)).encode()
+    return prefix + hashlib.sha256(episode.seed + number).hexdigest()[:16]
 
 
 def clip(text: str, max_bytes: int) -> str:
@@ -140,9 +175,11 @@ class TaskModule:
         """``name`` is what tracebacks show; no file is read."""
         self._module = types.ModuleType(name)
         exec(_compiled(source, name), self._module.__dict__)
+        self._episode = _Episode({})
 
     def setup(self, workdir: Path, data: dict[str, Any]) -> None:
         """Build the world; a module without ``setup`` needs none."""
+        self._episode = _Episode(data)
         function = self._module.__dict__.get("setup")
         if function is not None:
             self._run(workdir, function, {"data": data})
@@ -169,10 +206,10 @@ class TaskModule:
             final_text=final_text, end_state=end_state, data=data
         )
 
-    @staticmethod
-    def _run(workdir: Path, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        token = _WORKDIR.set(workdir)
+    def _run(self, workdir: Path, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        token, other = _WORKDIR.set(workdir), _EPISODE.set(self._episode)
         try:
             return function(**arguments)
         finally:
             _WORKDIR.reset(token)
+            _EPISODE.reset(other)

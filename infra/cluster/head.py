@@ -23,6 +23,7 @@ from infra.cluster.auth import MODE, TOKEN, TOKEN_PATH
 from infra.cluster.jobs import RAY
 from infra.errors import ClusterError
 from infra.ports import free_port
+from infra.processes import marked_with
 
 _MARK = "PARL_HEAD_ID"
 """In the environment of every process the head starts, so that stop() knows its own."""
@@ -69,16 +70,7 @@ class HeadNode:
 
     def pids(self) -> list[int]:
         """Processes of this head node that run now (daemons, workers, job drivers)."""
-        wanted = f"{_MARK}={self.mark}".encode()
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                environ = (process / "environ").read_bytes()
-            except OSError:  # ended meanwhile, or belongs to another user
-                continue
-            if wanted in environ.split(b"\0"):
-                found.append(int(process.name))
-        return found
+        return marked_with(_MARK, [self.mark])
 
 
 def start_head(

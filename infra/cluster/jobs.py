@@ -57,7 +57,7 @@ def submit(
         on_line=_to_stdout,
     )
     if result.cause:
-        sys.stderr.write(f"{result.cause}\n")
+        sys.stderr.write(f"parl: {result.cause.removeprefix('parl: ')}\n")
     return result.exit_code
 
 

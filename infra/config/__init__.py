@@ -4,8 +4,8 @@ config = load_config(RunConfig, [Path("configs/demo.toml")], ["rounds.num_rounds
 (run_dir / "config.toml").write_text(dump_toml(config))
 """
 
-from infra.config.dump import config_hash, dump_toml
+from infra.config.dump import config_hash, dump_toml, flat
 from infra.config.load import load_config
 from infra.config.model import ConfigModel
 
-__all__ = ["ConfigModel", "config_hash", "dump_toml", "load_config"]
+__all__ = ["ConfigModel", "config_hash", "dump_toml", "flat", "load_config"]

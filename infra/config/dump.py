@@ -30,6 +30,17 @@ def dump_toml(model: BaseModel) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def flat(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Dotted key -> value of nested tables, for comparing two configurations."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, (*path, key))
+        else:
+            found[".".join((*path, key))] = value
+    return found
+
+
 def config_hash(model: BaseModel) -> str:
     """sha256 hex over the canonical JSON of all values, defaults included."""
     canonical = json.dumps(

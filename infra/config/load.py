@@ -95,6 +95,9 @@ class _Merged:
                     f"so it has no key {key[depth]!r}"
                 )
         target[key[-1]] = _parse_value(raw.strip(), annotation_at(models, key))
+        # what files said below a section that is replaced whole is gone
+        for known in [known for known in self.sources if known[: len(key)] == key]:
+            del self.sources[known]
         self.sources[key] = source
 
     def _default_table(self, key: Key) -> dict[str, Any]:

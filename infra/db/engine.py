@@ -158,7 +158,7 @@ def open_ledger(
     LedgerError: no server, not writable, disk full, newer schema, not a ledger.
     Several processes may open a new or old ledger at once; one migrates, the others wait.
     """
-    parsed = _parse_url(url)
+    parsed = parse_url(url)
     fresh = _prepare_file(parsed, create)
     ledger = Ledger(parsed, durable=durable, busy_timeout_s=busy_timeout_s)
     try:
@@ -185,12 +185,15 @@ def _reopen(url: str, create: bool, durable: bool, busy_timeout_s: float) -> Led
     return open_ledger(url, create=create, durable=durable, busy_timeout_s=busy_timeout_s)
 
 
-def _parse_url(text: str) -> URL:
+def parse_url(text: str) -> URL:
+    """The URL of a ledger, checked; ConfigError, which hides a password."""
     expected = "expected sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
     try:
         url = make_url(text)
-    except exc.ArgumentError:
-        raise ConfigError(f"ledger URL {text!r} is not a URL; {expected}") from None
+    except (exc.ArgumentError, ValueError):
+        # the text may hold a password that no parser found: it is not repeated
+        place = text.partition("@")[2] or text
+        raise ConfigError(f"ledger URL ...{place!r} is not a URL; {expected}") from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in ("sqlite", "postgresql+psycopg"):
@@ -198,6 +201,19 @@ def _parse_url(text: str) -> URL:
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigError(f"ledger URL {text!r} is in memory; other processes need a file")
     return url
+
+
+def absolute_url(text: str) -> str:
+    """The URL with the path of a SQLite file made absolute; others and "" as they are."""
+    url = parse_url(text) if text else None
+    if url is None or url.drivername != "sqlite" or str(url.database).startswith("file:"):
+        return text
+    return url.set(database=str(Path(str(url.database)).absolute())).render_as_string(False)
+
+
+def shown_url(text: str) -> str:
+    """The URL with its password hidden; "" and a URL without one as they are."""
+    return shown(parse_url(text)) if "@" in text else text
 
 
 def _prepare_file(url: URL, create: bool) -> bool:

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -58,16 +58,15 @@ def wait_for(ask: Callable[[], T | None], timeout_s: float, what: str) -> T:
 @contextmanager
 def frozen(pids: list[int]) -> Iterator[None]:
     """Stop processes, so that whoever asks them something keeps waiting; wake them up after."""
-    stopped = []
+    # one that ended meanwhile needs neither; boxes die with the runner that is killed in between
     for pid in pids:
-        if process_alive(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-            stopped.append(pid)
     try:
         yield
     finally:
-        for pid in stopped:
-            if process_alive(pid):
+        for pid in pids:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
 

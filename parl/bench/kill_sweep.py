@@ -29,12 +29,13 @@ from parl.bench.kill_points import (
     worker_in_call,
 )
 from parl.bench.records import Item
-from parl.bench.run_trace import RunTrace, box_ids, box_processes, differences, read_trace
+from parl.bench.run_trace import RunTrace, box_ids, differences, read_trace
 from parl.cli.runs import RunFolder, find_run, list_runs
 from parl.cli.waits import process_alive
 from parl.report.history import read_history
 from parl.rllib.pids import read_pids
 from parl.store.store import Store
+from sandbox.backends.processes import marked_processes
 
 CONFIG = ROOT / "configs" / "test.toml"
 NUM_KILLS = 10
@@ -176,7 +177,7 @@ class _Kill:
         seen in its worker's wait file, and the worker is killed. Nobody in a call: the boxes run on
         for a moment and are stopped again."""
         draw = random.Random(self._name)
-        boxes = box_processes(box_ids(run.open_ledger()))
+        boxes = marked_processes(*box_ids(run.open_ledger()))
         while driver.poll() is None:
             with frozen(boxes):
                 worker = worker_in_call(run.path, newer_than=time.time())
@@ -184,7 +185,7 @@ class _Kill:
                     os.kill(worker.pid, signal.SIGKILL)
                     return worker.pid
             time.sleep(draw.uniform(0.02, 0.2))
-            boxes = box_processes(box_ids(run.open_ledger()))
+            boxes = marked_processes(*box_ids(run.open_ledger()))
         raise TimeoutError(f"{self._name}: the run ended without a tool call we could hold")
 
 
@@ -197,8 +198,8 @@ def _alive(run: RunFolder, name: str) -> int | None:
 def wait_for_none(boxes: set[str], timeout_s: float = 10.0) -> list[int]:
     """Processes of the boxes that are still there after ``timeout_s``; [] as soon as none is."""
     deadline = time.monotonic() + timeout_s
-    left = box_processes(boxes)
+    left = marked_processes(*boxes)
     while left and time.monotonic() < deadline:
         time.sleep(0.2)
-        left = box_processes(boxes)
+        left = marked_processes(*boxes)
     return left

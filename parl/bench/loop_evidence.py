@@ -7,7 +7,6 @@ record are skipped, so an interrupted call is simply repeated.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ import typer
 
 from parl.bench import demo_runs, job_runs, kill_sweep
 from parl.bench.command import ROOT
-from parl.bench.records import Item, Records
+from parl.bench.records import Item, Records, measure
 
 FOLDER = ROOT / "evidence"
 
@@ -37,16 +36,10 @@ def main(
 ) -> None:
     """Exit 1 when a record says that something does not hold."""
     records = Records(folder / "loop.json")
-    chosen = [i for i in all_items(folder) if not only or i.name.startswith(tuple(only))]
-    todo = [item for item in chosen if redo or item.name not in records][:limit]
-    for number, item in enumerate(todo, start=1):
-        typer.echo(f"[{number}/{len(todo)}] {item.name} ...")
-        record = records.run(item)
-        typer.echo(f"    {'ok' if record['ok'] else 'FAILED'} in {record['seconds']:.0f} s")
-        if not record["ok"]:
-            typer.echo(json.dumps(record, indent=1))
-    made = {item.name: records.get(item.name) for item in chosen if item.name in records}
-    typer.echo(f"{summary(made)}\n{records.path}: {len(made)} of {len(chosen)} records")
+    made, wanted = measure(
+        records, all_items(folder), only=only, limit=limit, redo=redo, say=typer.echo
+    )
+    typer.echo(f"{summary(made)}\n{records.path}: {len(made)} of {wanted} records")
     if not all(record["ok"] for record in made.values()):
         sys.exit(1)
 

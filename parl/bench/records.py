@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,29 @@ class Records:
         text = json.dumps({"records": self._records}, indent=1, sort_keys=True)
         temp.write_text(text + "\n", encoding="utf-8")
         temp.replace(self.path)
+
+
+def measure(
+    records: Records,
+    items: Sequence[Item],
+    *,
+    only: Sequence[str] = (),
+    limit: int | None = None,
+    redo: bool = False,
+    say: Callable[[str], None],
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """Measure the items that have no record yet, ``redo``: all; ``only``: those whose names begin
+    so; ``limit``: at most so many now. (records of the chosen items, number of chosen items)."""
+    chosen = [item for item in items if not only or item.name.startswith(tuple(only))]
+    todo = [item for item in chosen if redo or item.name not in records][:limit]
+    for number, item in enumerate(todo, start=1):
+        say(f"[{number}/{len(todo)}] {item.name} ...")
+        record = records.run(item)
+        say(f"    {'ok' if record['ok'] else 'FAILED'} in {record['seconds']:.0f} s")
+        if not record["ok"]:
+            say(json.dumps(record, indent=1))
+    made = {item.name: records.get(item.name) for item in chosen if item.name in records}
+    return made, len(chosen)
 
 
 def code_commit() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -11,8 +10,6 @@ from sqlalchemy import select
 from infra.db.engine import Ledger
 from infra.db.models import EpisodeRow, LeaseRow, RoundRow, WeightVersionRow
 from sandbox.shelf import LEASE_KIND
-
-BOX_VARIABLE = b"PARL_BOX="
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +69,6 @@ def box_ids(ledger: Ledger) -> set[str]:
     """Names of the sandboxes that hold a lease now."""
     with ledger.session() as session:
         return set(session.scalars(select(LeaseRow.ref).where(LeaseRow.kind == LEASE_KIND)))
-
-
-def box_processes(ids: set[str]) -> list[int]:
-    """Live processes of this host whose environment names one of the boxes."""
-    wanted = {BOX_VARIABLE + name.encode() for name in ids}
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            variables = (folder / "environ").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if wanted & set(variables):
-            found.append(int(folder.name))
-    return sorted(found)
 
 
 def _short(value: Any) -> str:

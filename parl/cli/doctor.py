@@ -70,23 +70,24 @@ def _levels(levels: Sequence[LevelReport]) -> list[str]:
 
 
 def _run(run_name: str, runs_dir: Path) -> tuple[dict[str, Any], list[str]]:
-    from parl.cli.runs import find_run
+    from parl.cli.runs import find_run, status_now
     from parl.cli.waits import read_leases, read_waits, waits_text
     from parl.report.history import read_history
 
     folder = find_run(run_name, runs_dir)
     ledger = folder.open_ledger()
     history = read_history(ledger, folder.run_id)
+    status = status_now(folder, history.status)
     workers, leases = read_waits(folder.path), read_leases(ledger)
     facts = {
         "id": folder.run_id,
-        "status": history.status,
+        "status": status,
         "rounds": len(history.rounds),
         "open_rounds": history.open_rounds,
         "workers": [asdict(worker) for worker in workers],
         "leases": [asdict(lease) for lease in leases],
     }
-    head = f"run {folder.run_id}: {history.status}, {len(history.rounds)} rounds committed"
+    head = f"run {folder.run_id}: {status}, {len(history.rounds)} rounds committed"
     if history.open_rounds:
         head += f", now {', '.join(history.open_rounds)}"
     return facts, [head, *waits_text(workers, leases)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from infra.errors import LedgerError
 from infra.leases import LeaseBook
 from infra.log import bind, configure
 from infra.metrics import Metrics
-from parl.cli.runs import RunFolder, shortest, sole_driver
+from parl.cli.runs import RunFolder, require_unedited, shortest, sole_driver
 from parl.report.bar import open_progress
 from parl.report.progress import WrittenLines
 from parl.report.watchers import MetricsWatcher, Several
@@ -47,8 +49,9 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
         ledger = folder.open_ledger()
         store = Store(ledger, folder.run_id)
         hint = f"resume with: parl rl resume {shortest(folder)}"
+        require_unedited(folder, store)
         try:
-            _hear_sigterm()
+            _hear_signals()
             _check_checkpoint(folder, store)
             if store.run_status() != FINISHED:
                 _run(folder, ledger, store, stream)
@@ -62,20 +65,27 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
             typer.echo(f"{'terminated' if terminated else 'interrupted'}; {hint}", err=True)
             raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
         except Exception as error:
-            _note(store, "failed", f"{type(error).__name__}: {error}")
+            if store.run_status() != FINISHED:
+                _note(store, "failed", f"{type(error).__name__}: {error}")
             typer.echo(f"stopped by an error; {hint}", file=stream)
             raise
         typer.echo(f"\n{files.text}\n\nreport  {files.report}\ncurves  {files.curves}", file=stream)
 
 
-def _hear_sigterm() -> None:
-    """Also once Ray has connected: it installs a handler of its own that aborts the process."""
+def _hear_signals() -> None:
+    """Also once Ray has connected: it installs a SIGTERM handler that aborts the process."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGINT, _stop)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Closing engines and boxes takes seconds: who asked for it hears at once. The stream may be
+    in use where the signal came in, so this goes past it."""
+    os.write(sys.stderr.fileno(), b"stopping: the engine and the boxes are being closed\n")
+    if number == signal.SIGTERM:
+        raise Terminated
+    raise KeyboardInterrupt
 
 
 def _check_checkpoint(folder: RunFolder, store: Store) -> None:
@@ -96,7 +106,8 @@ def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> Non
     typer.echo(f"run {folder.run_id} in {folder.path}", file=stream)
     if port is not None:
         typer.echo(f"metrics at http://127.0.0.1:{port}/metrics", file=stream)
-    progress = Several([open_progress(stream), MetricsWatcher(metrics)])
+    watcher = MetricsWatcher(metrics, store.failures)
+    progress = Several([open_progress(stream), watcher])
     store.set_run_status("running")
     reap_boxes(ledger)  # what a killed driver or runner left
     warm_start = RunParts.of(folder.config).warm_start()
@@ -112,6 +123,8 @@ def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> Non
                 run_dir=str(folder.path),
             )
     finally:
+        with contextlib.suppress(LedgerError):  # then that is the run's error already
+            watcher.ended()
         metrics.close()
         reap_boxes(ledger)
 
@@ -141,7 +154,7 @@ def _build(folder: RunFolder, ledger: Ledger, stream: TextIO) -> Built:
         run_dir=folder.path,
         ledger_url=folder.ledger_url,
         say=lambda line: typer.echo(line, file=stream),
-        connected=_hear_sigterm,
+        connected=_hear_signals,
     )
 
 

@@ -35,12 +35,11 @@ def run(
     ] = False,
 ) -> None:
     """Train: warm start, evaluate, RL rounds, evaluate, report."""
-    from infra.config import dump_toml
-    from parl.cli.runs import resolve
+    from parl.cli.runs import public_toml, resolve
 
     resolved = resolve(config, overrides)
     if dry_run:
-        typer.echo(dump_toml(resolved), nl=False)
+        typer.echo(public_toml(resolved), nl=False)
         return
     from parl.cli.runs import create_run, require_sandbox
 
@@ -63,11 +62,16 @@ def resume(run_name: RunName, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
 @app.command("list")
 def list_all(runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Run folders, the oldest first."""
-    from infra.errors import ParlError
+    from infra.errors import ConfigError, ParlError
     from parl.cli.runs import find_run, list_runs, status_now
     from parl.report.history import read_history
 
-    for path in list_runs(runs_dir):
+    if not runs_dir.is_dir() and runs_dir != DEFAULT_PARENT:
+        raise ConfigError(f"--dir {runs_dir}: no such folder; say where run folders are")
+    paths = list_runs(runs_dir)
+    if not paths:
+        typer.echo(f"no runs in {runs_dir}/ yet")
+    for path in paths:
         try:
             folder = find_run(str(path), runs_dir)
             history = read_history(folder.open_ledger(), folder.run_id)
@@ -128,10 +132,13 @@ def report(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> No
 def rescore_run(run_name: LatestRun = None, runs_dir: RunsDir = DEFAULT_PARENT) -> None:
     """Compute every reward again from the ledger and compare; exit 1 when one differs."""
     from parl.cli.runs import find_run
+    from parl.errors import RunError
     from parl.report.rescore import rescore
 
     folder = find_run(run_name, runs_dir)
     result = rescore(folder.open_ledger(), folder.run_id, folder.config.reward)
+    if result.num_rounds == 0:
+        raise RunError(f"run {folder.run_id} has no committed round yet: nothing to compute again")
     for line in result.differences[:20]:
         typer.echo(line)
     typer.echo(

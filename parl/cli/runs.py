@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from infra.errors import ConfigError
+from infra.errors import ConfigError, LedgerError
 
 if TYPE_CHECKING:
     from infra.db.engine import Ledger
     from parl.config import RunConfig
+    from parl.store.store import Store
 
 DEFAULT_PARENT = Path("runs")
 """Where commands look for runs unless told."""
@@ -42,10 +43,22 @@ class RunFolder:
         return self.config.run.ledger or f"sqlite:///{self.path / LEDGER_FILE}"
 
     def open_ledger(self) -> Ledger:
-        """The existing ledger; LedgerError when it is gone."""
-        from infra.db.engine import open_ledger
+        """The existing ledger; LedgerError when it is gone or knows another run by this folder."""
+        from sqlalchemy import select
 
-        return open_ledger(self.ledger_url, create=False, durable=self.config.run.durable)
+        from infra.db.engine import open_ledger
+        from infra.db.models import RunRow
+
+        ledger = open_ledger(self.ledger_url, create=False, durable=self.config.run.durable)
+        with ledger.session() as session:
+            found = session.get(RunRow, self.run_id) is not None
+            known = list(session.scalars(select(RunRow.id).order_by(RunRow.created_at).limit(10)))
+        if not found:
+            raise LedgerError(
+                f"the ledger of {self.path} holds {', '.join(known) or 'no run'} and no run "
+                f"{self.run_id!r}; a run has the name of its folder: rename the folder back"
+            )
+        return ledger
 
 
 def resolve(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
@@ -55,12 +68,21 @@ def resolve(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
     does not fit the model.
     """
     from infra.config import load_config
+    from infra.db.engine import parse_url
     from parl.config import RunConfig
     from parl.rounds.certified import require_certified
     from parl.rounds.parts import RunParts
 
     config = load_config(RunConfig, files, overrides)
+    if config.run.ledger:
+        parse_url(config.run.ledger)
     RunParts.of(config)
+    proxy_file = Path(config.sandbox.proxy_file)
+    if config.sandbox.proxy_file and not config.ray.address and not proxy_file.is_file():
+        raise ConfigError(
+            f"sandbox.proxy_file = {config.sandbox.proxy_file!r}: no such file; expected the "
+            "operator's proxy.toml (docs/proxy.md)"
+        )
     require_certified(config)
     return config
 
@@ -92,10 +114,13 @@ def create_run(config: RunConfig) -> RunFolder:
     certified = require_certified(config)
     try:
         path = _new_folder(Path(config.run.dir), config.run.name)
-        (path / CONFIG_FILE).write_text(dump_toml(config), encoding="utf-8")
-    except OSError as error:
+        file = path / CONFIG_FILE
+        file.touch(mode=0o600)  # a ledger URL may hold a password
+        file.write_text(dump_toml(config), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"run.dir = {config.run.dir!r}: {error.strerror}; expected a folder we may write"
+            f"run.dir = {config.run.dir!r}: {reason}; expected a folder we may write"
         ) from error
     folder = RunFolder(path.resolve(), config)
     try:
@@ -104,7 +129,7 @@ def create_run(config: RunConfig) -> RunFolder:
             name=config.run.name,
             kind="rl",
             seed=config.run.seed,
-            config=config.model_dump(mode="json"),
+            config=public_values(config),
             config_hash=config_hash(config),
             code_commit=code_commit(),
             run_dir=str(folder.path),
@@ -114,6 +139,63 @@ def create_run(config: RunConfig) -> RunFolder:
         shutil.rmtree(path)
         raise
     return folder
+
+
+def public_values(config: RunConfig) -> dict[str, Any]:
+    """All values as JSON types; a password in the ledger's URL is hidden."""
+    return _without_password(config).model_dump(mode="json")
+
+
+def public_toml(config: RunConfig) -> str:
+    """``dump_toml`` for eyes: a password in the ledger's URL is hidden."""
+    from infra.config import dump_toml
+
+    return dump_toml(_without_password(config))
+
+
+def _without_password(config: RunConfig) -> RunConfig:
+    from infra.db.engine import shown_url
+
+    run = config.run.model_copy(update={"ledger": shown_url(config.run.ledger)})
+    return config.model_copy(update={"run": run})
+
+
+MAY_CHANGE = (
+    "run.durable",
+    "run.metrics_port",
+    "run.ledger",
+    "rounds.keep_checkpoints",
+    "sandbox.pool_size",
+    "sandbox.proxy_socket",
+    "sandbox.proxy_file",
+    "ray.address",
+    "ray.num_cpus",
+    "ray.num_runners",
+    "ray.cpus_per_runner",
+    "ray.cpus_per_engine",
+)
+"""Where a run is, and on what; nothing here changes what it computes."""
+
+
+def require_unedited(folder: RunFolder, store: Store) -> None:
+    """ConfigError when config.toml no longer says what the run began with: its rounds would be of
+    two experiments, and the ledger would tell of one. ``MAY_CHANGE`` may."""
+    from infra.config import flat
+
+    began = flat(store.load_run().config)
+    now = flat(public_values(folder.config))
+    # a key that only one side has came or went with a version of PARL
+    changed = [
+        f"{key}: {began[key]!r} -> {value!r}"
+        for key, value in now.items()
+        if key in began and began[key] != value and key not in MAY_CHANGE
+    ]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise ConfigError(
+            f"{folder.path / CONFIG_FILE} was edited since the run began "
+            f"({'; '.join(changed[:3])}{more}); put it back, or start a new run with these values"
+        )
 
 
 def _new_folder(parent: Path, name: str) -> Path:
@@ -226,7 +308,8 @@ def _locate(reference: str | None, parent: Path) -> Path:
     names = [path.name for path in runs]
     near = difflib.get_close_matches(Path(reference).name, names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    where = f"{parent}/" if parent.is_dir() else f"{parent}/ (no such folder)"
     raise ConfigError(
-        f"no run {reference!r} in {parent}/ (a run folder holds {CONFIG_FILE}); "
+        f"no run {reference!r} in {where}; a run folder holds {CONFIG_FILE}; "
         f"known: {', '.join(names) or 'none'}{hint}"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from parl.cli import task_author, task_run
+from parl.cli import task_author, task_record, task_run
 from parl.cli.registry import Registry
 from parl.cli.shipped import find_task
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(task_author.app)
 app.command("run")(task_run.run)
+app.command("record")(task_record.record)
 
 
 @app.command("list")

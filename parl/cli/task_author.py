@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parl.cli.boxes import Backend, BaseImages, SettingsFile, boxes
+from parl.cli.live import AllowLive, ProxyFile, live
 from parl.cli.registry import Registry
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ def check(
     repeat: Annotated[
         int, typer.Option("--repeat", "-n", min=1, help="Episodes of oracle and nop each.")
     ] = 20,
-    level: Annotated[
-        str, typer.Option(help="Isolation: auto, A, B or another level of `parl doctor`.")
-    ] = "auto",
+    backend: Backend = "auto",
+    base_images: BaseImages = None,
+    sandbox: SettingsFile = None,
+    allow_live: AllowLive = False,
+    proxy_file: ProxyFile = None,
     build_image: Annotated[
         bool, typer.Option("--build-image", help="Also run docker build, without network.")
     ] = False,
@@ -54,7 +58,7 @@ def check(
     import json
 
     from infra.errors import ConfigError
-    from sandbox.check.certificate import MIN_REPEAT
+    from sandbox.check.certificate import too_few
     from sandbox.check.findings import report_text
     from sandbox.check.run import CheckSettings
 
@@ -63,7 +67,7 @@ def check(
         _writable(json_file)  # a check takes minutes
     settings = CheckSettings(
         repeat=repeat,
-        config=_config(level),
+        config=live(boxes(backend, base_images, sandbox), allow_live, proxy_file, Path(target)),
         build_image=build_image,
         say=(lambda line: None) if quiet else lambda line: typer.echo(line, err=True),
     )
@@ -80,12 +84,9 @@ def check(
             raise ConfigError(f"--json {json_file}: {error.strerror}") from error
     if not report.passed:
         raise typer.Exit(1)
-    if repeat < MIN_REPEAT:
-        typer.echo(
-            f"not certified: --repeat {repeat} plays too few episodes, a certificate needs "
-            f"{MIN_REPEAT}",
-            err=True,
-        )
+    few = too_few(report.flake)
+    if few is not None:
+        typer.echo(f"not certified: {few}", err=True)
         return
     _certify(target, report, registry, quiet)
 
@@ -101,18 +102,6 @@ def _writable(path: Path) -> None:
         raise ConfigError(f"--json {path}: {error.strerror}") from error
     if not existed:
         path.unlink()
-
-
-def _config(level: str):
-    from pydantic import ValidationError
-
-    from infra.errors import ConfigError
-    from sandbox.config import SandboxConfig
-
-    try:
-        return SandboxConfig.model_validate({"level": level})
-    except ValidationError as error:
-        raise ConfigError(f"--level {level!r}: {error.errors()[0]['msg']}") from error
 
 
 async def _report(target: str, settings: CheckSettings) -> CheckReport:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from parl.cli.boxes import Backend, BaseImages, SettingsFile, boxes
+from parl.cli.live import AllowLive, ProxyFile, live
 from parl.cli.visible import visible
 
 if TYPE_CHECKING:
     from sandbox.check.scripts import Script
+    from sandbox.config import SandboxConfig
     from sandbox.session import Observation, Session, Verdict
     from sandbox.task import TaskSpec, ToolBundle
 
@@ -28,11 +31,14 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What to run. ``oracle`` is only called for the oracle agent."""
+    """What to run. ``oracle`` is only called for the oracle agent; ``notes``: what the boxes do not
+    give the task; ``imaged``: the task brings an image."""
 
     spec: TaskSpec
     bundle: ToolBundle
     oracle: Callable[[], Script]
+    notes: tuple[str, ...] = ()
+    imaged: bool = False
 
 
 def run(
@@ -44,35 +50,53 @@ def run(
     runs_dir: Annotated[Path, typer.Option("--dir", help="Parent of run folders.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of a shipped family's instance.")] = 0,
     index: Annotated[int, typer.Option(min=0, help="Of a shipped family's instance.")] = 0,
+    backend: Backend = "auto",
+    base_images: BaseImages = None,
+    sandbox: SettingsFile = None,
+    allow_live: AllowLive = False,
+    proxy_file: ProxyFile = None,
 ) -> None:
     """Play one episode and print its verdict; exit 0 when it passes."""
     from infra.errors import ConfigError
 
     if agent not in AGENTS:
         raise ConfigError(f"--agent {agent!r}: expected one of {', '.join(AGENTS)}")
-    chosen = choose(target, seed, index)
+    config = boxes(backend, base_images, sandbox)
+    config = live(config, allow_live, proxy_file, Path(target))
+    chosen = choose(target, seed, index, config)
     if agent == "engine":
         from parl.cli.task_engine import run_engine
 
+        if backend != "auto" or sandbox is not None or allow_live or proxy_file is not None:
+            raise ConfigError(
+                "--backend, --allow-live, --proxy: agent engine plays in the boxes of its run's "
+                "config"
+            )
+        say_backend(chosen, "of the run")
         verdict = run_engine(chosen.spec, chosen.bundle, run_name, runs_dir, typer.echo)
     else:
-        verdict = asyncio.run(_play(chosen, agent))
+        verdict = asyncio.run(_play(chosen, agent, config))
     print_verdict(verdict)
     if not verdict.passed:
         raise typer.Exit(1)
 
 
-def choose(target: str, seed: int, index: int) -> Chosen:
-    """TaskError when ``target`` is neither a task folder nor a shipped task."""
+def choose(target: str, seed: int, index: int, config: SandboxConfig) -> Chosen:
+    """TaskError when ``target`` is neither a task folder nor a shipped task, or cannot be loaded
+    for the boxes of ``config`` (sandbox.imaged)."""
     from sandbox.check.scripts import Script, oracle_of
-    from sandbox.task import load_task
+    from sandbox.imaged import has_image, load_for
 
     folder = Path(target)
     if folder.is_dir():
-        loaded = load_task(folder)
-        for note in loaded.notes:
-            typer.echo(f"note: {note}", err=True)
-        return Chosen(loaded.spec, loaded.bundle, lambda: oracle_of(folder, loaded.spec))
+        loaded = load_for(folder, config)
+        return Chosen(
+            loaded.spec,
+            loaded.bundle,
+            lambda: oracle_of(folder, loaded.spec),
+            loaded.notes,
+            has_image(folder),
+        )
     from parl.cli.shipped import find_task
 
     family, task_type = find_task(target)
@@ -85,8 +109,22 @@ def choose(target: str, seed: int, index: int) -> Chosen:
     return Chosen(spec, family.bundle, oracle)
 
 
-async def _play(chosen: Chosen, agent: str) -> Verdict:
-    from sandbox.config import SandboxConfig
+def say_backend(chosen: Chosen, level: str) -> None:
+    """Which boxes play, and in one line all that they do not give the task."""
+    lost = "; ".join(chosen.notes)
+    if chosen.bundle.image is not None:
+        typer.echo(f"backend {level}, image {chosen.bundle.image.reference}: {lost}", err=True)
+    elif chosen.imaged:
+        typer.echo(
+            f"backend {level} and not the task's image (--backend docker runs that); "
+            f"downgrades: {lost}",
+            err=True,
+        )
+    elif lost:
+        typer.echo(f"backend {level}; downgrades: {lost}", err=True)
+
+
+async def _play(chosen: Chosen, agent: str, config: SandboxConfig) -> Verdict:
     from sandbox.fakes import MemoryLeases
     from sandbox.pool import SandboxPool, config_for
 
@@ -94,8 +132,9 @@ async def _play(chosen: Chosen, agent: str) -> Verdict:
         chosen.bundle,
         size=1,
         leases=MemoryLeases(),
-        config=config_for(chosen.spec, SandboxConfig()),
+        config=config_for(chosen.spec, config),
     )
+    say_backend(chosen, pool.level.value)
     await pool.start()
     try:
         session = await pool.acquire(chosen.spec, owner=f"parl task run --agent {agent}")
@@ -105,7 +144,7 @@ async def _play(chosen: Chosen, agent: str) -> Verdict:
             if first.stop is not None:
                 return await session.verify("")
             if agent == "shell":
-                return await _by_hand(session, chosen.spec, sys.stdin)
+                return await play_by_hand(session, chosen.spec, sys.stdin)
             script = None if agent == "nop" else chosen.oracle()
             return await _scripted(session, script)
         finally:
@@ -128,7 +167,7 @@ async def _scripted(session: Session, script: Script | None) -> Verdict:
     return await session.verify(script.final_text)
 
 
-async def _by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
+async def play_by_hand(session: Session, spec: TaskSpec, lines: TextIO) -> Verdict:
     """A person's episode; a line is what a line of ``solution/calls.jsonl`` is."""
     for tool in spec.tools:
         typer.echo(f"tool {tool.name}: {tool.description}")

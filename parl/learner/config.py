@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from infra.config import ConfigModel
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LossConfig(ConfigModel):
@@ -19,9 +21,9 @@ class LossConfig(ConfigModel):
 
 
 class OptimConfig(ConfigModel):
-    muon_lr: float = Field(default=3e-3, ge=0)
+    muon_lr: float = Field(default=3e-3, ge=0, allow_inf_nan=False)
     """Hidden matrices (attention, experts), RMS-matched to AdamW."""
-    adamw_lr: float = Field(default=3e-4, ge=0)
+    adamw_lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
     """Embedding, head, norms, router."""
     decay_updates: int = Field(default=0, ge=0)
     """Both rates fall linearly from the first update to this one; 0 = constant. Muon's steps do not
@@ -29,9 +31,9 @@ class OptimConfig(ConfigModel):
     at random."""
     final_share: float = Field(default=0.1, ge=0, le=1)
     """Share of the rates that is left from update ``decay_updates`` on."""
-    momentum: float = 0.95
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     qk_clip: float = Field(default=100.0, gt=0)
     """Attention scores a head may reach (tau of QK-Clip, parl.learner.optim.qk_clip)."""

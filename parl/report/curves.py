@@ -59,7 +59,7 @@ def _panel_success(axis: Any, history: RunHistory, x: np.ndarray, colours: dict[
     axis.set_ylabel("success")
     axis.set_ylim(-0.03, 1.03)
     _evals(axis, history, x, lambda e: e.success, "held-out, all types")
-    _legend(axis, "lower right")
+    _legend(axis, "best")
 
 
 def _panel_tokens(axis: Any, history: RunHistory, x: np.ndarray, colours: dict[str, str]) -> None:
@@ -71,7 +71,7 @@ def _panel_tokens(axis: Any, history: RunHistory, x: np.ndarray, colours: dict[s
     _evals(axis, history, x, lambda e: e.mean_tokens, "held-out, per episode")
     axis.set_ylabel("policy tokens")
     axis.set_ylim(bottom=0, top=_token_limit(history))
-    _legend(axis, "upper right", 2)
+    _legend(axis, "best", 2)
 
 
 def _token_limit(history: RunHistory) -> float | None:
@@ -85,7 +85,7 @@ def _panel_reward(axis: Any, rounds: Sequence[RoundReport], x: np.ndarray) -> No
     axis.plot(x, y, color="#a0aec0", lw=0.8)
     axis.plot(x, _smooth(y), color="#1a202c", lw=1.6, label="mean reward")
     axis.set_ylabel("reward")
-    _legend(axis, "lower right")
+    _legend(axis, "best")
 
 
 def _panel_gate(axis: Any, history: RunHistory, x: np.ndarray, colours: dict[str, str]) -> None:

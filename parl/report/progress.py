@@ -35,7 +35,8 @@ class WrittenLines:
         self._last_line = now
         rate = done / max(now - self._start, 1e-9)
         # one write: another thread writes lines to the same stream
-        self._stream.write(f"demonstrations {done}/{total} | {rate:.0f}/s\n")
+        left = words.duration((total - done) / rate if done else None)
+        self._stream.write(f"demonstrations {done}/{total} | {rate:.0f}/s | left {left}\n")
         self._stream.flush()
 
 
@@ -80,9 +81,12 @@ class PlainProgress:
         self._line(eval_line(report, self._eval_seconds))
 
     def finished(self, summary: RunSummary) -> None:
+        took = words.duration(summary.seconds)
+        if summary.rounds_here < summary.num_rounds:
+            took = f"{took} of this process for the last {summary.rounds_here}"
         self._line(
-            f"== finished {summary.run_id}: {summary.num_rounds} rounds in "
-            f"{words.duration(summary.seconds)} | {summary.run_dir}"
+            f"== finished {summary.run_id}: {summary.num_rounds} rounds in {took} | "
+            f"{summary.run_dir}"
         )
 
     def warm_left(self, done: int, total: int) -> float | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from infra.metrics import Metrics
+from parl.rollout.failures import Failure
 from parl.rounds.reports import EvalReport, Progress, RoundReport, RunSummary
 
 
@@ -36,10 +37,18 @@ class Several:
 
 
 class MetricsWatcher:
-    """Every number of a round or evaluation into metrics.jsonl and the Prometheus gauges."""
+    """Every number of a round or evaluation into metrics.jsonl and the Prometheus gauges.
 
-    def __init__(self, metrics: Metrics) -> None:
+    "infra/engine", "infra/sandbox"... (phase "run") count the run's episodes without a reward so
+    far, by what failed them; ``failures`` is asked for them after each part and by ``ended``.
+    """
+
+    def __init__(
+        self, metrics: Metrics, failures: Callable[[], Mapping[str, int]] | None = None
+    ) -> None:
         self._metrics = metrics
+        self._failures = failures
+        self._step = 0
 
     def phase_started(self, name: str) -> None: ...
 
@@ -48,9 +57,19 @@ class MetricsWatcher:
 
     def round_done(self, report: RoundReport) -> None:
         self._metrics.record(report.index, round_values(report), phase=report.phase)
+        self._step = report.index
+        self.ended()
 
     def eval_done(self, report: EvalReport) -> None:
         self._metrics.record(0, eval_values(report), phase=f"eval:{report.name}")
+        self.ended()
+
+    def ended(self) -> None:
+        """Count what failed until now; call it also when the run ends with an error."""
+        if self._failures is not None:
+            found = self._failures()
+            values = {f"infra/{kind}": float(found.get(kind, 0)) for kind in Failure}
+            self._metrics.record(self._step, values, phase="run")
 
     def finished(self, summary: RunSummary) -> None: ...
 

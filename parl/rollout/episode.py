@@ -23,6 +23,7 @@ from parl.errors import RunError, StaleWeights, WaitTimeout
 from parl.rollout.chat import Chat, ChatCall, Reply
 from parl.rollout.cleanup import despite_cancel
 from parl.rollout.context import Deadline, EpisodeContext
+from parl.rollout.failures import Failure, failure_of, failure_of_calls
 from parl.rollout.jobs import EpisodeJob
 from parl.rollout.settings import RolloutSettings
 from parl.rollout.waits import Waits
@@ -105,7 +106,8 @@ async def run_episode(
 
     ``parent`` is a context that holds exactly ``prompt_ids`` and is forked rather than refilled.
     After ``settings.max_attempts`` infrastructure failures, or at once for an error nobody
-    expected, the outcome is infra_error with correctness None and the cause in ``error``.
+    expected, the outcome is infra_error with correctness None, the cause in ``error`` and its kind
+    in ``failure``.
     """
     hooks = hooks or NoHooks()
     begin = time.perf_counter()
@@ -119,7 +121,7 @@ async def run_episode(
             await _attempt(job, world, trajectory, parent)
             break
         except RESTARTABLE as error:
-            _fail(trajectory, f"attempt {attempt}: {_one_line(error)}")
+            _fail(trajectory, failure_of(error), f"attempt {attempt}: {_one_line(error)}")
             if attempt == world.settings.max_attempts:
                 log.error("episode_failed", episode=job.episode_id, error=trajectory.error)
                 break
@@ -128,7 +130,7 @@ async def run_episode(
             await asyncio.sleep(world.settings.backoff_s * 2 ** (attempt - 1))
         except Exception as error:
             # ours to fix; another attempt would meet it again, other episodes may not
-            _fail(trajectory, _one_line(error))
+            _fail(trajectory, failure_of(error), _one_line(error))
             log.exception("episode_failed", episode=job.episode_id)
             break
     trajectory.elapsed_s = time.perf_counter() - begin
@@ -213,6 +215,8 @@ async def _converse(
             trajectory.turns.append(_turn(result))
             if stop in (Stop.ENV_ERROR, Stop.INFRA_ERROR):
                 trajectory.error = answers[-1][1]
+            if stop is Stop.INFRA_ERROR:
+                trajectory.failure = failure_of_calls(answers[-1][1])
             return OUTCOME_OF_STOP[stop]
         observed = world.chat.answer(answers)
         trajectory.turns.append(_turn(result, observed))
@@ -348,10 +352,10 @@ def _blank(job: EpisodeJob, prompt_ids: np.ndarray) -> Trajectory:
     )
 
 
-def _fail(trajectory: Trajectory, error: str) -> None:
+def _fail(trajectory: Trajectory, failure: Failure, error: str) -> None:
     """Nobody's fault but ours: the tokens so far stay on record, the episode is not scored."""
     trajectory.outcome, trajectory.correctness = Outcome.INFRA_ERROR, None
-    trajectory.error = error
+    trajectory.failure, trajectory.error = failure, error
 
 
 def _one_line(error: Exception) -> str:

@@ -37,6 +37,7 @@ def run_experiment(
         before = machine.evaluate("before")
         progress.eval_done(before)
     progress.phase_started("rounds")
+    first = machine.next_round
     while not machine.finished:
         progress.round_done(step())
     if rounds.eval_episodes:
@@ -49,6 +50,7 @@ def run_experiment(
         before=before,
         after=after,
         num_rounds=rounds.num_rounds,
+        rounds_here=rounds.num_rounds - first,
         seconds=time.perf_counter() - started,
     )
     machine.store.set_run_status(FINISHED)

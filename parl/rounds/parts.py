@@ -7,8 +7,10 @@ from pathlib import Path
 
 from engine.chat.renderer import KimiRenderer
 from engine.chat.tokenizers import ByteTokenizer
+from engine.errors import ChatError
 from infra.errors import ConfigError
 from parl.config import RunConfig
+from parl.learner.advantages import check_estimator
 from parl.rollout.kimi_chat import KimiChat
 from parl.rollout.settings import RolloutSettings
 from parl.rounds.jobs import JobMaker
@@ -34,15 +36,23 @@ class RunParts:
 
     @staticmethod
     def of(config: RunConfig) -> RunParts:
-        """ConfigError when vocabulary and model differ, TaskError for an unknown family."""
-        tokenizer = ByteTokenizer(config.chat.words)
+        """ConfigError when vocabulary and model differ or a name is unknown, TaskError for an
+        unknown family."""
+        check_estimator(config.rounds.advantage)
+        tokenizer = _tokenizer(config.chat.words)
         if tokenizer.vocab_size != config.model.vocab_size:
             raise ConfigError(
                 f"model.vocab_size={config.model.vocab_size}, but bytes, markers and "
                 f"{len(config.chat.words)} chat.words make {tokenizer.vocab_size}; set it to that"
             )
         renderer = KimiRenderer(tokenizer, config.chat.declare_tools)
-        family = find_family(config.tasks.family)
+        family = find_family(config.tasks.family, config.sandbox.level)
+        strange = sorted(set(config.tasks.min_tokens) - set(family.task_types))
+        if strange:
+            raise ConfigError(
+                f"tasks.min_tokens.{strange[0]}: family {config.tasks.family!r} has no such task "
+                f"type; it has {', '.join(family.task_types)}"
+            )
         tasks = TaskSource(
             family,
             config.tasks.mix or dict.fromkeys(family.task_types, 1.0),
@@ -64,6 +74,13 @@ class RunParts:
             renderer=self.renderer,
             seed=self.config.run.seed,
         )
+
+
+def _tokenizer(words: tuple[str, ...]) -> ByteTokenizer:
+    try:
+        return ByteTokenizer(words)
+    except ChatError as error:
+        raise ConfigError(f"chat.words: {error}") from error
 
 
 def rollout_settings(config: RunConfig) -> RolloutSettings:
@@ -94,10 +111,10 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
         # the audit log outlives the run
         proxy_dir=Path(config.run.dir) / run_id / "proxy" if run_id else None,
     )
-    family = find_family(config.tasks.family)
+    family = find_family(config.tasks.family, config.sandbox.level)
     specs = [family.instance(0, 0, "train", kind) for kind in family.task_types]
     for spec in specs:
-        check_proxy(spec, boxes, family.bundle.trusted)
+        check_proxy(spec, boxes)
     asked = [config_for(spec, boxes) for spec in specs]
     return boxes.model_copy(
         update={
@@ -107,8 +124,10 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
     )
 
 
-def find_family(name: str) -> Family:
-    """A shipped family by name, or the tasks of "folder:PATH"; TaskError for neither."""
+def find_family(name: str, level: str = "auto") -> Family:
+    """A shipped family by name, or the tasks of "folder:PATH" for boxes of ``level``; TaskError for
+    neither."""
     if name.startswith(PREFIX):
-        return FolderFamily(Path(name.removeprefix(PREFIX)))
+        boxes = SandboxConfig.model_validate({"level": level})
+        return FolderFamily(Path(name.removeprefix(PREFIX)), boxes)
     return get_family(name)

@@ -65,8 +65,10 @@ class RunSummary:
     before: EvalReport | None
     after: EvalReport | None
     num_rounds: int
+    rounds_here: int
+    """Rounds of this process: a resumed run has more."""
     seconds: float
-    """Wall time of this process, from the first phase on (a resumed run counts only its own)."""
+    """Wall time of this process, from the first phase on."""
 
 
 class Progress(Protocol):

@@ -19,6 +19,8 @@ from reward_models.episode import Outcome, RewardBreakdown
 from sandbox.task import TaskSpec
 
 FAILED = (Outcome.INFRA_ERROR, Outcome.CANCELLED)
+FAILURE_EVENT = "infra_failure"
+"""data: ``failure``, the kind (parl.rollout.failures), and ``error``."""
 """Outcomes that say nothing about the policy; such an episode may be reopened."""
 
 # the two statements an episode costs are built once, and without the ORM: a round waits for them
@@ -144,6 +146,10 @@ def finish(session: Session, trajectory: Trajectory) -> bool:
         connection.execute(_ADD_TURNS, turns)
     if calls:
         connection.execute(_ADD_CALLS, calls)
+    if trajectory.failure is not None:
+        # an event, for the episode may be reopened and end well
+        data: dict[str, object] = {"failure": str(trajectory.failure), "error": trajectory.error}
+        session.add(_event(get(session, episode_id), FAILURE_EVENT, data))
     return True
 
 

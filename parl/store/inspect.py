@@ -27,6 +27,16 @@ def counts(session: Session, run_id: str, phase: str | None, index: int | None) 
     return dict(sorted(row.tuple() for row in rows))
 
 
+def failures(session: Session, run_id: str) -> dict[str, int]:
+    """Episodes that the infrastructure failed, by kind; one that failed again counts again."""
+    rows = session.scalars(
+        select(EventRow.data_json).where(
+            EventRow.run_id == run_id, EventRow.kind == episodes.FAILURE_EVENT
+        )
+    )
+    return dict(sorted(Counter(data["failure"] for data in rows).items()))
+
+
 def audit(session: Session, run_id: str, stuck_after_s: float) -> Audit:
     """Look through all episodes of a run; see ``Audit``."""
     rows = session.execute(

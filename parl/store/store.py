@@ -49,7 +49,7 @@ class Store:
         code_commit: str = "",
         run_dir: str = "",
     ) -> RunInfo:
-        """Insert the run as ``running``. RunError when the id is taken."""
+        """Insert the run as ``created``. RunError when the id is taken."""
 
         def write(session):
             if session.get(RunRow, self.run_id) is not None:
@@ -61,7 +61,7 @@ class Store:
                 id=self.run_id,
                 name=name,
                 kind=kind,
-                status="running",
+                status="created",
                 seed=seed,
                 config_json=dict(config),
                 config_hash=config_hash,
@@ -260,6 +260,12 @@ class Store:
         """Episodes by state."""
         with self._ledger.session() as session:
             return inspect.counts(session, self.run_id, phase, index)
+
+    def failures(self) -> dict[str, int]:
+        """Episodes that ended without a reward for the infrastructure's reasons, by kind
+        (parl.rollout.failures). Of the whole run; one that was reopened stays counted."""
+        with self._ledger.session() as session:
+            return inspect.failures(session, self.run_id)
 
     def audit(self, stuck_after_s: float = 3600.0) -> Audit:
         """Missing, duplicated and stuck episodes of the run."""

@@ -111,6 +111,7 @@ class Zygote:
     def __init__(self, host: tuple[int, int], hello: dict[str, Any]) -> None:
         self.host = host
         self.workdir = hello["workdir"]
+        self.folders = hello["folders"]  # [path, seed, mode] of an image, writable like workdir
         self.own_pid_namespace = hello["own_pid_namespace"]
         here = os.stat("/proc/self/ns/pid").st_ino
         if self.own_pid_namespace and here == hello["host_pid_namespace"]:
@@ -208,6 +209,8 @@ class Zygote:
                 method, params = json.loads(receive(fd, None))
             except WorkerDied:
                 os._exit(0)
+            if method in ("start", "verify"):
+                self.files.fill(self.folders)
             if method in self.files.FILE_METHODS:
                 answer = self.files.run(self.workdir, method, params)
             else:
@@ -265,10 +268,12 @@ class Zygote:
     def wipe(self) -> None:
         """Empty the working directory. What cannot be removed shows up in the digest."""
         self.end_worker()
-        for entry in os.listdir(self.workdir):
-            self.remove(os.path.join(self.workdir, entry))
-        os.chmod(self.workdir, 0o700)
-        os.utime(self.workdir, (0, 0))
+        for place, _, mode in [[self.workdir, None, 0o700], *self.folders]:
+            os.chmod(place, 0o700)
+            for entry in os.listdir(place):
+                self.remove(os.path.join(place, entry))
+            os.chmod(place, mode)
+            os.utime(place, (0, 0))
 
     def remove(self, path: str) -> None:
         """Delete a tree without following links."""
@@ -291,6 +296,10 @@ class Zygote:
         return {
             "files": sorted(os.listdir(self.workdir)),
             "workdir": [oct(state.st_mode), state.st_uid, sorted(os.listxattr(self.workdir))],
+            "folders": [
+                [path, sorted(os.listdir(path)), oct(os.stat(path).st_mode), os.listxattr(path)]
+                for path, _, _ in self.folders
+            ],
             "fds": sorted(os.listdir("/proc/self/fd"), key=int)[:-1],
             "num_processes": len(pids) if self.own_pid_namespace else len(self.children()),
             "environment": sorted(os.environ.items()),

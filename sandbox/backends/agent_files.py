@@ -1,4 +1,4 @@
-# ruff: noqa: PTH208
+# ruff: noqa: PTH101, PTH102, PTH115, PTH123, PTH208, PTH211
 """Files of a box's working directory, listed, read and written by its worker without following a
 link. Standard library only; shipped as text with the agent, never imported by the host."""
 
@@ -27,6 +27,37 @@ def run(workdir: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
             os.close(directory)
     except (OSError, ValueError) as error:
         return {"value": f"{type(error).__name__}: {error}", "error": "tool_error"}
+
+
+def fill(folders: list[list[Any]]) -> None:
+    """Copy each folder's seed into it: folders, files and links as they are, owners left out.
+    ``folders``: [path, seed or None, mode] of memory file systems that are empty."""
+    for path, seed, mode in folders:
+        if seed is not None:
+            for name in os.listdir(seed):
+                _copy(f"{seed}/{name}", f"{path}/{name}")
+        os.chmod(path, mode)
+
+
+def _copy(source: str, target: str) -> None:
+    state = os.lstat(source)
+    if stat.S_ISLNK(state.st_mode):
+        os.symlink(os.readlink(source), target)
+        return
+    try:
+        if stat.S_ISDIR(state.st_mode):
+            names = os.listdir(source)
+            os.mkdir(target)
+            for name in names:
+                _copy(f"{source}/{name}", f"{target}/{name}")
+        else:
+            with open(source, "rb") as read, open(target, "wb") as write:
+                while chunk := read.read(1 << 20):
+                    write.write(chunk)
+    except PermissionError:  # another user's, which the image does not show this one
+        return
+    os.chmod(target, stat.S_IMODE(state.st_mode))
+    os.utime(target, (state.st_mtime, state.st_mtime))
 
 
 def list_files(workdir: str, params: dict[str, Any]) -> list[list[Any]]:

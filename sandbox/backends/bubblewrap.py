@@ -7,12 +7,12 @@ come by fd: /proc/1/cmdline inside shows no host path (facts/sandboxes.md 5.2).
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sandbox.backends.base import Level
 from sandbox.backends.interpreter import Interpreter, find_interpreter
 from sandbox.backends.process_box import Launch, ProcessBox, open_box
 from sandbox.backends.program import MIB, BoxProgram
+from sandbox.backends.program_view import ProgramLaunch, View, alternatives, program_files
 from sandbox.backends.wire import BOOTSTRAP
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable
@@ -81,13 +82,8 @@ class BubblewrapBackend:
         """Create the cgroups and put the chain together; takes ownership of ``fds``."""
         groups = self._cgroups(box_id)
         if self._parents is not None:
-            limits = cgroup.CgroupLimits(
-                memory_bytes=self._config.memory_mib * MIB,
-                max_processes=self._config.max_processes + _EXTRA_PROCESSES,
-                cpus=self._config.cpus,
-            )
             try:
-                cgroup.create(groups, self._parents.version, limits)
+                cgroup.create(groups, self._parents.version, self._limits())
             except BackendUnavailable:
                 for fd in fds:
                     os.close(fd)
@@ -95,24 +91,69 @@ class BubblewrapBackend:
         filter_fd = _memory_file(self._seccomp)
         arguments = [*self._box_arguments(box_id), "--seccomp", str(filter_fd)]
         arguments_fd = _memory_file(b"".join(text.encode() + b"\0" for text in arguments))
-        privileges = [self._setpriv, "--pdeathsig", "KILL"]
-        user = os.geteuid()
-        if user == 0:
-            user = self._config.uid_base + secrets.randbelow(NUM_SLOTS)
-            privileges += ["--reuid", str(user), "--regid", str(user), "--clear-groups"]
-        procs = [str(group / "cgroup.procs") for group in groups]
+        outer, user = self._outer(groups)
         return Launch(
-            argv=[
-                *("/bin/sh", "-c", _JOIN, "box", str(len(procs)), *procs),
-                *privileges,
-                *(self._bwrap, "--args", str(arguments_fd), "--", *command),
-            ],
+            argv=[*outer, "--args", str(arguments_fd), "--", *command],
             level=self.level,
             env={"PARL_BOX": box_id, "PATH": "/usr/bin:/bin"},
             fds=(*fds, filter_fd, arguments_fd),
             cgroups=groups,
             enforced=self._record(groups, user),
         )
+
+    def of_program(self, box_id: str, command: Sequence[str], view: View) -> ProgramLaunch:
+        """A box for a program that speaks over its standard streams and keeps the environment it is
+        given; nothing exists before ``ProgramLaunch`` is carried out."""
+        groups = self._cgroups(box_id)
+        outer, _ = self._outer(groups)
+        limits = {
+            "--core": 0,
+            "--nofile": self._config.max_open_files,
+            "--fsize": self._config.disk_mib * MIB,
+        }
+        if self.level is Level.B:
+            limits |= {
+                "--as": self._config.memory_mib * MIB,
+                "--nproc": self._config.max_processes,
+            }
+        within = [_need("prlimit", "util-linux")]
+        within += [f"{name}={value}:{value}" for name, value in limits.items()]
+        arguments = self._namespaces(network=view.network)
+        arguments += program_files(view, self._config.disk_mib * MIB)
+        for name, value in (("PARL_BOX", box_id), ("HOME", "/tmp"), ("TMPDIR", "/tmp")):
+            arguments += ["--setenv", name, value]
+        return ProgramLaunch(
+            outer=outer,
+            arguments=arguments,
+            command=[*within, "--", *command],
+            seccomp=self._seccomp,
+            cgroups=groups,
+            cgroup_version=0 if self._parents is None else self._parents.version,
+            limits=self._limits(),
+        )
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """The Python that boxes of this backend run."""
+        return self._interpreter
+
+    def _limits(self) -> cgroup.CgroupLimits:
+        return cgroup.CgroupLimits(
+            memory_bytes=self._config.memory_mib * MIB,
+            max_processes=self._config.max_processes + _EXTRA_PROCESSES,
+            cpus=self._config.cpus,
+        )
+
+    def _outer(self, groups: tuple[Path, ...]) -> tuple[list[str], int]:
+        """The chain up to bwrap, and the user it runs as."""
+        privileges = [self._setpriv, "--pdeathsig", "KILL"]
+        user = os.geteuid()
+        if user == 0:
+            user = self._config.uid_base + secrets.randbelow(NUM_SLOTS)
+            privileges += ["--reuid", str(user), "--regid", str(user), "--clear-groups"]
+        procs = [str(group / "cgroup.procs") for group in groups]
+        joining = ["/bin/sh", "-c", _JOIN, "box", str(len(procs)), *procs]
+        return [*joining, *privileges, self._bwrap], user
 
     def _record(self, groups: tuple[Path, ...], user: int) -> dict[str, Any]:
         """What holds, with the cgroup's limits read back from its files."""
@@ -125,13 +166,8 @@ class BubblewrapBackend:
 
     def _box_arguments(self, box_id: str) -> list[str]:
         """Namespaces, then the file system from the root up, then the environment."""
-        arguments = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
-        arguments += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "box"]
-        arguments += ["--uid", _INNER_UID, "--gid", _INNER_UID, "--cap-drop", "ALL"]
         # as init of its pid namespace the agent cannot be killed or stopped from inside
-        arguments += ["--die-with-parent", "--new-session", "--as-pid-1"]
-        if self._disable_userns:
-            arguments.append("--disable-userns")
+        arguments = [*self._namespaces(), "--as-pid-1"]
         arguments += _file_system(self._interpreter, self._config.disk_mib * MIB)
         environment = {
             "PARL_BOX": box_id,
@@ -145,6 +181,17 @@ class BubblewrapBackend:
         arguments.append("--clearenv")
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
+        return arguments
+
+    def _namespaces(self, network: bool = False) -> list[str]:
+        arguments = ["--unshare-user", "--unshare-pid", "--unshare-ipc"]
+        arguments += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "box"]
+        arguments += ["--uid", _INNER_UID, "--gid", _INNER_UID, "--cap-drop", "ALL"]
+        arguments += ["--die-with-parent", "--new-session"]
+        if not network:
+            arguments.append("--unshare-net")
+        if self._disable_userns:
+            arguments.append("--disable-userns")
         return arguments
 
     def _try_out(self) -> None:
@@ -187,27 +234,13 @@ def _file_system(interpreter: Interpreter, disk_bytes: int) -> list[str]:
         arguments += ["--tmpfs", str(path), "--remount-ro", str(path)]
     for path, target in interpreter.links:
         arguments += ["--symlink", target, str(path)]
-    for name, target in _alternatives(interpreter.binds):
+    for name, target in alternatives(interpreter.binds):
         arguments += ["--symlink", target, name]
     arguments += ["--symlink", "usr/bin", "/bin", "--proc", "/proc"]
     arguments += ["--dev", "/dev", "--remount-ro", "/dev"]
     arguments += ["--perms", "0700", "--size", str(disk_bytes), "--tmpfs", WORKDIR]
     arguments += ["--symlink", WORKDIR.lstrip("/"), "/tmp", "--chdir", WORKDIR]
     return [*arguments, "--remount-ro", "/"]
-
-
-@functools.cache
-def _alternatives(binds: tuple[Path, ...]) -> list[tuple[str, str]]:
-    """(name, target) of the links that Debian's /usr/bin/awk, which, vi and others go through.
-
-    Only those into what the box shows: the folder itself may name other places of the host.
-    """
-    found = []
-    for link in sorted(Path("/etc/alternatives").glob("*")):
-        target = link.readlink() if link.is_symlink() else None
-        if target is not None and any(target.is_relative_to(bind) for bind in binds):
-            found.append((str(link), str(target)))
-    return found
 
 
 def _memory_file(content: bytes) -> int:

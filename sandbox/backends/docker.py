@@ -16,19 +16,29 @@ import asyncio
 import os
 import secrets
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.owners import process_owner
 from sandbox.backends import cgroup, enforced
 from sandbox.backends import docker_engine as engine
 from sandbox.backends.base import Level
+from sandbox.backends.docker_build import build_lock, reap_builds
 from sandbox.backends.docker_image import WORKDIR, ensure_image
+from sandbox.backends.docker_profile import (
+    EXTRA_PROCESSES,
+    disk_bytes,
+    memory_bytes,
+    network_mode,
+    profile,
+)
+from sandbox.backends.docker_runtime import Runtime, ensure_runtime
 from sandbox.backends.framed_box import FramedBox
 from sandbox.backends.printable import printable
 from sandbox.backends.program import MIB, BoxProgram
-from sandbox.backends.wire import BOOTSTRAP, SocketChannel
+from sandbox.backends.wire import SocketChannel
+from sandbox.box_image import BoxImage
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable, SandboxLost
 
@@ -36,9 +46,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 NUM_SLOTS = 60000
-_EXTRA_PROCESSES = 2
-"""The agent and the worker count against the process limit."""
-_MAX_INODES = 32768
 _RETIRE_BEFORE_S = 3600.0
 _STDERR = 2
 _MAX_WORDS = 4096
@@ -136,7 +143,12 @@ class DockerBackend:
         self._client: DockerClient = engine.connect()
         self.words = engine.check(self._client)
         engine.reap_containers(self._client)
+        with build_lock(wait=False) as alone:
+            if alone:
+                reap_builds(self._client)
         self.image = self._image()
+        self._found_runtime: Runtime | None = None
+        self._runtime_lock = threading.Lock()
 
     def footprint(self, box_id: str) -> dict[str, list[str]]:
         """The container's name, known before it exists."""
@@ -146,7 +158,7 @@ class DockerBackend:
         """Create, attach, start, read the limits back, load the program. SandboxLost when it does
         not come up; BackendUnavailable when a limit did not take."""
         # not cancelled half-way: a container that is being created must be known to be removed
-        making = asyncio.ensure_future(asyncio.to_thread(self._make, box_id, owner))
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, box_id, owner, program.image))
         try:
             box = await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -197,14 +209,23 @@ class DockerBackend:
         assert image.id is not None, "the engine knows images by id"
         return image.id
 
-    def _make(self, box_id: str, owner: str) -> DockerBox:
+    def _runtime(self) -> Runtime:
+        """Looked up once; the volume is in use from the first box on."""
+        with self._runtime_lock:
+            if self._found_runtime is None:
+                self._found_runtime = ensure_runtime(self._client)
+            return self._found_runtime
+
+    def _make(self, box_id: str, owner: str, image: BoxImage | None) -> DockerBox:
         """Blocking part of ``open``; leaves nothing when it fails."""
         from docker.errors import APIError
 
         uid = self._config.uid_base + secrets.randbelow(NUM_SLOTS)
+        if image is not None and image.uid is not None:
+            uid = image.uid
         api = self._client.api
         try:
-            made = api.create_container(**self._profile(box_id, uid, owner))
+            made = api.create_container(**self._profile(box_id, uid, owner, image))
         except APIError as error:
             raise SandboxLost(f"box {box_id}: no container: {error.explanation}") from error
         container_id = made["Id"]
@@ -216,7 +237,7 @@ class DockerBackend:
             state = api.inspect_container(container_id)
             pid = state["State"]["Pid"]
             groups, version = _limits_of(pid, container_id)
-            record = self._read_back(state, groups, version, uid)
+            record = self._read_back(state, groups, version, uid, image)
             box.started(pid, groups, record)
         except APIError as error:
             engine.remove_container(self._client, container_id)
@@ -226,62 +247,21 @@ class DockerBackend:
             raise
         return box
 
-    def _profile(self, box_id: str, uid: int, owner: str) -> dict[str, Any]:
+    def _profile(
+        self, box_id: str, uid: int, owner: str, image: BoxImage | None = None
+    ) -> dict[str, Any]:
         """Everything the container is created with."""
-        from docker.types import LogConfig, Ulimit
-
-        config = self._config
-        memory = config.memory_mib * MIB
-        tmpfs = (
-            f"rw,nosuid,nodev,mode=0700,uid={uid},gid={uid},size={config.disk_mib * MIB},"
-            f"nr_inodes={_MAX_INODES}"
+        return profile(
+            self._client,
+            self._config,
+            box_id=box_id,
+            uid=uid,
+            owner=owner,
+            base=self.image,
+            max_age_s=self.max_age_s,
+            image=image,
+            runtime=None if image is None else self._runtime(),
         )
-        host_config = self._client.api.create_host_config(
-            network_mode="none",
-            mem_limit=memory,
-            memswap_limit=memory,
-            pids_limit=config.max_processes + _EXTRA_PROCESSES,
-            nano_cpus=int(config.cpus * 1e9),
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges:true"],
-            read_only=True,
-            tmpfs={WORKDIR: tmpfs},
-            ipc_mode="none",  # no /dev/shm, no message queues
-            ulimits=[
-                Ulimit(name="core", soft=0, hard=0),
-                Ulimit(name="nofile", soft=config.max_open_files, hard=config.max_open_files),
-            ],
-            log_config=LogConfig(type=LogConfig.types.NONE),
-            auto_remove=True,
-            privileged=False,
-        )
-        python = config.image_python
-        return {
-            "image": self.image,
-            "name": engine.container_name(box_id),
-            "hostname": "box",
-            "user": f"{uid}:{uid}",
-            "working_dir": WORKDIR,
-            "entrypoint": [python, "-I", "-S", "-B", "-c"],
-            "command": [BOOTSTRAP, "0", "1"],
-            "environment": {
-                "PARL_BOX": box_id,
-                "PATH": "/usr/bin:/bin",
-                "HOME": WORKDIR,
-                "TMPDIR": WORKDIR,
-                "LANG": "C.UTF-8",
-            },
-            "labels": {
-                engine.LABEL_BOX: box_id,
-                engine.LABEL_OWNER: process_owner(),
-                engine.LABEL_RUN: config.run,
-                engine.LABEL_EPISODE: owner,
-                engine.LABEL_EXPIRES: f"{time.time() + self.max_age_s:.0f}",
-            },
-            "stdin_open": True,
-            "tty": False,
-            "host_config": host_config,
-        }
 
     def _attach(self, container_id: str) -> AttachChannel:
         """Before the start, so that nothing is missed."""
@@ -294,25 +274,36 @@ class DockerBackend:
         return AttachChannel(ours)
 
     def _read_back(
-        self, state: dict[str, Any], groups: tuple[Path, ...], version: int, uid: int
+        self,
+        state: dict[str, Any],
+        groups: tuple[Path, ...],
+        version: int,
+        uid: int,
+        image: BoxImage | None = None,
     ) -> dict[str, Any]:
         """The record of limits from the cgroup's own files; BackendUnavailable where one is not as
         asked."""
         config = self._config
         asked = cgroup.CgroupLimits(
-            config.memory_mib * MIB, config.max_processes + _EXTRA_PROCESSES, config.cpus
+            memory_bytes(config, image), config.max_processes + EXTRA_PROCESSES, config.cpus
         )
         found = cgroup.read_limits(groups, version)
         if found != asked:
             raise BackendUnavailable(f"docker: asked for {asked}, the cgroup has {found}")
         host = state["HostConfig"]
-        if host["Privileged"] or host["NetworkMode"] != "none" or not host["ReadonlyRootfs"]:
+        network = network_mode(image)
+        if host["Privileged"] or host["NetworkMode"] != network or not host["ReadonlyRootfs"]:
             raise BackendUnavailable("docker: the engine did not keep the hardened profile")
         return (
             enforced.process_limits(config, self.level, uid)
             | enforced.isolation(config, seccomp="engine default + deny-list", image=state["Image"])
             | enforced.group_limits(found.memory_bytes, found.cpus, version)
-            | {"namespaces": ["pid", "net", "ipc", "uts", "mount"]}
+            | {
+                "namespaces": ["pid", "net", "ipc", "uts", "mount"],
+                "network": network,
+                "disk_bytes": disk_bytes(config, image),
+                "max_file_bytes": (config.disk_mib + (image.largest_mib if image else 0)) * MIB,
+            }
         )
 
 

@@ -112,6 +112,30 @@ def remove_container(client: DockerClient, name: str) -> None:
         time.sleep(0.02)
 
 
+def remove_volume(client: DockerClient, name: str) -> None:
+    """Remove it; one that is gone or in use stays as it is."""
+    from docker.errors import APIError
+
+    try:
+        client.api.remove_volume(name)
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+
+
+def remove_image(client: DockerClient, name: str) -> bool:
+    """Remove an image and its untagged parents; False where something still uses it."""
+    from docker.errors import APIError
+
+    try:
+        client.api.remove_image(name)
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+        return error.status_code == 404
+    return True
+
+
 def left_containers(client: DockerClient, now: float | None = None) -> list[Container]:
     """Containers of boxes whose owner process is dead or whose time has passed."""
     at = time.time() if now is None else now

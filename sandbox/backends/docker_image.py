@@ -50,7 +50,7 @@ def ensure_image(client: DockerClient) -> str:
     """
     from docker.errors import APIError, ImageNotFound
 
-    label = f"{_LABEL}={_listing()}"
+    label = f"{_LABEL}={listing()}"
     # reading every file again at every start would cost a second; sizes and times tell as much
     for image in client.images.list(name=REPOSITORY, filters={"label": label}):
         if image.tags:
@@ -70,7 +70,7 @@ def ensure_image(client: DockerClient) -> str:
     return reference
 
 
-def _listing() -> str:
+def listing() -> str:
     """Hash of what the image would be made of: names, sizes and times. The shared libraries stand
     behind the loader's cache, which every change of one rewrites."""
     lines = [json.dumps([_PASSWD.decode(), sorted(_links().items())])]
@@ -93,17 +93,17 @@ def rootfs(own_tmp: bool = False) -> bytes:
     the one writable directory of a container."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name in sorted({*_DIRECTORIES, *_parents(_files())}):
+        for name in sorted({*_DIRECTORIES, *_parents(image_files())}):
             tar.addfile(_header(name, tarfile.DIRTYPE, 0o755))
         for name, target in sorted(_links().items()):
             if name == "tmp" and own_tmp:
                 tar.addfile(_header(name, tarfile.DIRTYPE, 0o1777))
                 continue
             tar.addfile(_link(name, target))
-        tar.addfile(_sized("etc/passwd", len(_PASSWD)), io.BytesIO(_PASSWD))
-        for name, path in sorted(_files().items()):
+        tar.addfile(header_of("etc/passwd", len(_PASSWD)), io.BytesIO(_PASSWD))
+        for name, path in sorted(image_files().items()):
             state = path.stat()
-            header = _sized(name, state.st_size, 0o755 if state.st_mode & 0o111 else 0o644)
+            header = header_of(name, state.st_size, 0o755 if state.st_mode & 0o111 else 0o644)
             # a compiled module is valid for the time of its source
             header.mtime = int(state.st_mtime)
             with path.open("rb") as file:
@@ -117,7 +117,7 @@ def _header(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     return header
 
 
-def _sized(name: str, size: int, mode: int = 0o644) -> tarfile.TarInfo:
+def header_of(name: str, size: int, mode: int = 0o644) -> tarfile.TarInfo:
     header = _header(name, tarfile.REGTYPE, mode)
     header.size = size
     return header
@@ -145,7 +145,7 @@ def _parents(files: dict[str, Path]) -> Iterator[str]:
 
 
 @functools.cache
-def _files() -> dict[str, Path]:
+def image_files() -> dict[str, Path]:
     """Name in the image -> file of this machine; links are resolved."""
     files = _programs() | _library()
     binaries = [*_programs().values(), *(f for f in _library().values() if f.suffix == ".so")]

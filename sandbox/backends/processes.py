@@ -7,6 +7,11 @@ import os
 import signal
 from pathlib import Path
 
+from infra.processes import marked_with
+
+BOX_VARIABLE = "PARL_BOX"
+"""In the environment of every process of a box."""
+
 
 def children_of(pid: int) -> list[int]:
     """Direct children of a process; none when it is gone."""
@@ -23,17 +28,7 @@ def kill_if_there(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def marked_processes(box_id: str) -> list[int]:
-    """Running processes whose environment says they belong to the box (as far as we may look)."""
-    marker = f"PARL_BOX={box_id}".encode()
-    found = []
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdigit():
-            continue
-        try:
-            environment = (directory / "environ").read_bytes()
-        except (PermissionError, FileNotFoundError, ProcessLookupError):
-            continue
-        if marker in environment.split(b"\0"):
-            found.append(int(directory.name))
-    return found
+def marked_processes(*box_ids: str) -> list[int]:
+    """Running processes whose environment says they belong to one of the boxes (as far as we may
+    look)."""
+    return marked_with(BOX_VARIABLE, box_ids)

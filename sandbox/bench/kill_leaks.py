@@ -1,135 +1,249 @@
-"""Kill owners of boxes, count what they leave: ``python -m sandbox.bench.kill_leaks --times 20``.
+"""Kill driver, worker and proxy, count what they leave: ``python -m sandbox.bench.kill_leaks``.
 
-Each time a driver with a pool of boxes starts a worker with another one; both play episodes that
-leave daemons, files and half-open calls. At a random moment, also while they still start, SIGKILL
-hits the driver, the worker or both. Ten seconds later no process, cgroup, container, mount or
-directory of any of their boxes may exist (facts/sandboxes.md 8); nobody reaps meanwhile. The leases
-name every box that ever was, because each is written before its box.
+Each time a driver with a pool of boxes starts a worker with another one, and both play episodes
+with tools in the box, in a simulator and in an MCP server behind the node's proxy. All leave
+daemons, files and half-open calls. At a random moment, also while they still start, SIGKILL hits
+one or two of them. Ten seconds later no process, cgroup, container, mount or directory of a dead
+one may exist (facts/sandboxes.md 8); nobody reaps meanwhile. The leases name every box that ever
+was, because each is written before its box. Then the rest is killed and looked for in the same way.
+
+No episode may have been judged wrong: the agent answers right, and what a kill cost has no verdict.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.db.engine import open_ledger
+from infra.db.engine import Ledger, open_ledger
 from infra.leases import LeaseBook
+from infra.owners import is_dead, process_owner
 from sandbox.backends.base import Level
 from sandbox.backends.choice import open_backend
-from sandbox.backends.processes import marked_processes
 from sandbox.bench import kill_victim
+from sandbox.bench.kill_left import Left, Tree, left_of
+from sandbox.bench.kill_victim import control_socket, episodes_file, ledger_url, temporary
 from sandbox.config import SandboxConfig
 from sandbox.errors import BackendUnavailable
 from sandbox.shelf import LEASE_KIND
 
-VICTIMS = ("driver", "worker", "both")
+ROLES = ("driver", "worker", "proxy")
+VICTIMS: tuple[tuple[str, ...], ...] = (
+    ("driver",),
+    ("proxy",),
+    ("worker",),
+    ("driver", "proxy"),
+    ("worker", "proxy"),
+    ("driver", "worker"),
+)
 WITHIN_S = 10.0
-_STARTED_S = 30.0
+_LATE_S = 5.0
+"""A container that is only being created may still appear."""
+_STARTED_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One round: who is hit, at which isolation of the boxes, and when."""
+
+    level: Level
+    victims: tuple[str, ...]
+    early: bool
+    """While they still start; else after both have boxes and have judged an episode."""
+    after_s: float
 
 
 @dataclass(slots=True)
-class Left:
-    """What exists of some boxes."""
+class Killed:
+    """What one round showed."""
 
-    processes: list[int] = field(default_factory=list)
-    cgroups: list[str] = field(default_factory=list)
-    containers: list[str] = field(default_factory=list)
-    mounts: list[str] = field(default_factory=list)
-    directories: list[str] = field(default_factory=list)
+    left: Left
+    left_of_all: Left
+    """After the rest was killed too."""
+    num_boxes: int = 0
+    num_processes: int = 0
+    gone_s: float = 0.0
+    """Until nothing of the victims was left; at most about WITHIN_S."""
+    num_right: int = 0
+    num_null: int = 0
+    """Episodes without a verdict."""
+    num_null_after: int = 0
+    """... that ended after the kill."""
+    wrong: list[str] = field(default_factory=list)
+    """Episodes that were judged and not right; there must be none."""
 
     @property
-    def counts(self) -> dict[str, int]:
-        """By kind."""
-        return {name: len(getattr(self, name)) for name in self.__slots__}
+    def ok(self) -> bool:
+        return not self.left and not self.left_of_all and not self.wrong
 
 
-def left_of(footprints: list[dict]) -> Left:
-    """Everything on this machine that belongs to the boxes of these leases."""
-    left = Left()
-    mountinfo = Path("/proc/self/mountinfo").read_text()
-    for data in footprints:
-        box_id = data["box_id"]
-        left.processes += marked_processes(box_id)
-        left.cgroups += [path for path in data["cgroups"] if Path(path).exists()]
-        left.directories += [path for path in data["directories"] if Path(path).exists()]
-        left.mounts += [line for line in mountinfo.splitlines() if box_id in line]
-        if names := data.get("containers"):
-            left.containers += list(_containers(names))
-    return left
+def draw_kills(times: int, levels: Sequence[Level], seed: int, until_s: float = 5.0) -> list[Kill]:
+    """Every kind of victim in turn, at every level."""
+    draw = random.Random(seed)
+    return [
+        Kill(
+            level=levels[number % len(levels)],
+            victims=VICTIMS[number // len(levels) % len(VICTIMS)],
+            early=draw.random() < 0.25,
+            after_s=draw.uniform(0.0, until_s),
+        )
+        for number in range(times)
+    ]
 
 
-def _containers(names: list[str]) -> Iterator[str]:
-    from sandbox.backends.docker_engine import connected
-
-    with connected() as client:
-        for found in client.api.containers(all=True, filters={"name": names}):
-            yield found["Names"][0]
+def kill_once(kill: Kill, folder: Path) -> Killed:
+    """Run one round in a folder of its own, which is empty and has a short path."""
+    with _Round(kill, folder) as played:
+        return played.run()
 
 
-def kill_once(
-    level: Level, victim: str, early: bool, after_s: float, directory: Path
-) -> tuple[Left, int, float]:
-    """One round: (what is left, boxes that existed at the kill, seconds until nothing was)."""
-    url = f"sqlite:///{directory}/ledger.db"
-    open_ledger(url).close()
-    command = [sys.executable, "-m", kill_victim.__name__, "driver", level.value, url]
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-    assert driver.stdout is not None
-    try:
-        pids = json.loads(driver.stdout.readline())
-        ledger = open_ledger(url)
-        if not early:
-            _both_own_boxes(LeaseBook(ledger))
-        time.sleep(after_s)
-        worker = kill_victim.Handle(pids["worker"])
-        if victim in ("worker", "both"):
-            worker.kill()
-        if victim in ("driver", "both"):
-            driver.kill()
-        begin = time.monotonic()
-        left, count = _wait(LeaseBook(ledger), begin)
-        gone_s = time.monotonic() - begin
-        ledger.close()
-    finally:
-        driver.kill()
-        driver.wait()
-        driver.stdout.close()
-    return left, count, gone_s
+class _Round:
+    """The three processes of a round; whatever happens, none outlives the block."""
 
+    def __init__(self, kill: Kill, folder: Path) -> None:
+        self._kill = kill
+        self._folder = folder
+        for role in ROLES:
+            temporary(folder, role).mkdir()
+        open_ledger(ledger_url(folder)).close()
+        self._ledger: Ledger = open_ledger(ledger_url(folder))
+        self._owners: dict[str, str] = {}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._tree = Tree()
 
-def _both_own_boxes(book: LeaseBook) -> None:
-    """Wait until driver and worker have a box each."""
-    deadline = time.monotonic() + _STARTED_S
-    while time.monotonic() < deadline:
-        # a far moment: every lease counts as expired then
-        rows = book.expired(now=time.time() + 1e6)
-        if len({row.owner for row in rows if row.kind == LEASE_KIND}) > 1:
+    def __enter__(self) -> _Round:
+        config = self._folder / "proxy.toml"
+        config.write_text(f"state_dir = {json.dumps(str(control_socket(self._folder).parent))}\n")
+        self._start("proxy", ["sandbox.proxy", "--config", str(config)])
+        driver = [kill_victim.__name__, "driver", self._kill.level.value, str(self._folder)]
+        process = self._start("driver", driver)
+        assert process.stdout is not None
+        self._owners["worker"] = process.stdout.readline().strip()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for role in ROLES:
+            self._signal(role, signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        self._ledger.close()
+
+    def _start(self, role: str, words: list[str]) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TMPDIR": str(temporary(self._folder, role))}
+        # the log is for people: what a dying process says is not judged
+        with (self._folder / f"{role}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._processes.append(process)
+        self._owners[role] = process_owner(process.pid)
+        return process
+
+    def run(self) -> Killed:
+        if not self._kill.early:
+            self._wait_until_busy()
+        time.sleep(self._kill.after_s)
+        self._hit(self._kill.victims)
+        at, begin = time.time(), time.monotonic()
+        left, num_boxes = self._look(begin)
+        found = Killed(left, Left(), num_boxes, len(self._tree.owners), time.monotonic() - begin)
+        self._hit([role for role in ROLES if not is_dead(self._owners[role])])
+        found.left_of_all, num_boxes = self._look(time.monotonic())
+        found.num_boxes = max(found.num_boxes, num_boxes)
+        self._count(found, at)
+        return found
+
+    def _wait_until_busy(self) -> None:
+        """Until driver and worker have each judged an episode."""
+        deadline = time.monotonic() + _STARTED_S
+        waiting = {"driver", "worker"}
+        while waiting:
+            if time.monotonic() > deadline:
+                ends = {role: _lines(self._folder, role)[-1:] for role in sorted(waiting)}
+                raise TimeoutError(f"no verdict within {_STARTED_S:g} s: {ends}")
+            waiting -= {
+                r
+                for r in waiting
+                if any(line["end"] == "verified" for line in _lines(self._folder, r))
+            }
+            time.sleep(0.05)
+
+    def _hit(self, victims: Sequence[str]) -> None:
+        """Stop them, note what they started, kill them."""
+        for role in victims:
+            self._signal(role, signal.SIGSTOP)
+        for role in victims:
+            if not is_dead(self._owners[role]):
+                self._tree.add(int(self._owners[role].split(":")[1]))
+        for role in victims:
+            self._signal(role, signal.SIGKILL)
+
+    def _signal(self, role: str, number: signal.Signals) -> None:
+        """It cannot hit another process with the same number."""
+        owner = self._owners.get(role)
+        if owner is None:
             return
-        time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(int(owner.split(":")[1]))
+            try:
+                if not is_dead(owner):
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+    def _look(self, begin: float) -> tuple[Left, int]:
+        """Until nothing of the dead is left, at most WITHIN_S; (left, their boxes)."""
+        book, count = LeaseBook(self._ledger), 0
+        while True:
+            # the worker ends with its driver
+            dead = [role for role in ROLES if is_dead(self._owners[role])]
+            footprints = [dict(row.data_json) for row in book.expired() if row.kind == LEASE_KIND]
+            count = max(count, len(footprints))
+            left = left_of(self._folder, dead, self._tree, footprints)
+            if time.monotonic() - begin > WITHIN_S:
+                return left, count
+            if not left and time.monotonic() - begin > 1.0:
+                if self._kill.level is Level.DOCKER:
+                    time.sleep(max(0.0, begin + _LATE_S - time.monotonic()))
+                return left_of(self._folder, dead, self._tree, footprints), count
+            time.sleep(0.1)
+
+    def _count(self, found: Killed, at: float) -> None:
+        for role in ("driver", "worker"):
+            for line in _lines(self._folder, role):
+                if line["correctness"] is None:
+                    found.num_null += 1
+                    found.num_null_after += line["time"] > at
+                elif line["correctness"] == 1.0:
+                    found.num_right += 1
+                else:
+                    found.wrong.append(f"{role}: {line}")
 
 
-def _wait(book: LeaseBook, begin: float) -> tuple[Left, int]:
-    """Until nothing is left of the dead owners' boxes, at most WITHIN_S."""
-    count = 0
-    while True:
-        footprints = [dict(row.data_json) for row in book.expired() if row.kind == LEASE_KIND]
-        count = max(count, len(footprints))
-        left = left_of(footprints)
-        if time.monotonic() - begin > WITHIN_S:
-            return left, count
-        if not any(left.counts.values()) and time.monotonic() - begin > 1.0:
-            # a container that is only being created may still appear
-            time.sleep(max(0.0, begin + 5.0 - time.monotonic()))
-            return left_of(footprints), count
-        time.sleep(0.1)
+def _lines(folder: Path, role: str) -> list[dict]:
+    """Whole lines that a victim wrote."""
+    path = episodes_file(folder, role)
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
 
 
 def usable(levels: list[str]) -> list[Level]:
@@ -146,30 +260,52 @@ def usable(levels: list[str]) -> list[Level]:
     return found
 
 
+@contextlib.contextmanager
+def round_folder() -> Iterator[Path]:
+    """Removed at the end, also when somebody asks this process to stop (``timeout`` does)."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with tempfile.TemporaryDirectory(prefix="parl-kill-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(times: int, levels: list[Level], seed: int, until_s: float) -> int:
     """Kill ``times`` times; print a line each; number of rounds that left something."""
-    draw = random.Random(seed)
     bad, slowest, boxes = 0, 0.0, 0
-    for number in range(times):
-        level, victim = levels[number % len(levels)], draw.choice(VICTIMS)
-        early = draw.random() < 0.25  # while they still start
-        after_s = draw.uniform(0.0, until_s)
-        with tempfile.TemporaryDirectory(prefix="parl-kill-") as directory:
-            left, count, gone_s = kill_once(level, victim, early, after_s, Path(directory))
-        bad += any(left.counts.values())
-        slowest, boxes = max(slowest, gone_s), boxes + count
-        counts = ", ".join(f"{value} {name}" for name, value in left.counts.items())
-        sys.stdout.write(
-            f"{number + 1:3} level {level.value:6} {victim:6} "
-            f"{'early' if early else 'busy '} {after_s:4.1f} s, "
-            f"{count} boxes: {counts} left ({gone_s:.1f} s)\n"
-        )
+    for number, kill in enumerate(draw_kills(times, levels, seed, until_s), start=1):
+        with round_folder() as folder:
+            killed = kill_once(kill, folder)
+        bad += not killed.ok
+        slowest, boxes = max(slowest, killed.gone_s), boxes + killed.num_boxes
+        sys.stdout.write(f"{number:3} {line_of(kill, killed)}\n")
         sys.stdout.flush()
     sys.stdout.write(
-        f"{times} kills, {boxes} orphaned boxes, {bad} rounds left something; "
+        f"{times} kills, {boxes} orphaned boxes, {bad} rounds left something or judged wrongly; "
         f"slowest {slowest:.1f} s\n"
     )
     return bad
+
+
+def line_of(kill: Kill, killed: Killed) -> str:
+    """One line of the report."""
+    counts = [
+        ", ".join(f"{value} {name}" for name, value in left.counts.items() if value) or "nothing"
+        for left in (killed.left, killed.left_of_all)
+    ]
+    what = "".join(f"\n    {text}" for text in (*killed.left.processes, *killed.wrong))
+    return (
+        f"level {kill.level.value:6} {'+'.join(kill.victims):13} "
+        f"{'early' if kill.early else 'busy '} {kill.after_s:4.1f} s, {killed.num_boxes} boxes, "
+        f"{killed.num_processes} processes: {counts[0]} left ({killed.gone_s:.1f} s), at the end "
+        f"{counts[1]}; {killed.num_right} right, {killed.num_null} null "
+        f"({killed.num_null_after} after), {len(killed.wrong)} wrong{what}"
+    )
 
 
 def main() -> None:

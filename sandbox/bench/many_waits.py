@@ -104,8 +104,45 @@ async def measure_peer(count: int, num_calls: int, tool_s: float) -> tuple[float
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-async def run(config: SandboxConfig, count: int, num_calls: int, tool_s: float) -> list[str]:
-    """The whole bench; lines of the report."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole bench."""
+
+    level: str
+    waits: Waits
+    opened_s: float
+    """To open all boxes."""
+    tool_s: float
+    peer_us: float
+    """Of the driver, for a call that is a process."""
+
+    @property
+    def own_us(self) -> float:
+        """Of the driver, for a call."""
+        return 1e6 * self.waits.driver_s / self.waits.num_calls
+
+    @property
+    def peer_ratio(self) -> float:
+        return self.peer_us / self.own_us
+
+    def lines(self) -> list[str]:
+        """As text."""
+        waits = self.waits
+        return [
+            f"level {self.level}, {machine()}",
+            f"{waits.num_episodes} boxes opened in {self.opened_s:.1f} s "
+            f"({waits.num_episodes / self.opened_s:.0f} /s)",
+            f"{waits.num_episodes} episodes x {waits.num_calls // waits.num_episodes} calls of "
+            f"{self.tool_s:g} s in {waits.wall_s:.1f} s, {waits.num_lost} lost",
+            f"driver: {100 * waits.share:.1f} % of a core, {self.own_us:.0f} us a call",
+            waits.late.line(),
+            f"peer: a process per call costs the driver {self.peer_us:.0f} us, "
+            f"{self.peer_ratio:.1f} x ours",
+        ]
+
+
+async def run(config: SandboxConfig, count: int, num_calls: int, tool_s: float) -> Report:
+    """Open the boxes, wait, close them, then the peer."""
     backend = choose_backend(config)
     begin = time.perf_counter()
     boxes = await open_boxes(backend, count)
@@ -116,17 +153,8 @@ async def run(config: SandboxConfig, count: int, num_calls: int, tool_s: float) 
         await asyncio.gather(*(box.kill() for box in boxes))
     peer_count = min(count, 200)
     peer_cpu, _ = await measure_peer(peer_count, num_calls, tool_s)
-    ours, theirs = waits.driver_s / waits.num_calls, peer_cpu / (peer_count * num_calls)
-    return [
-        f"level {backend.level}, {machine()}",
-        f"{count} boxes opened in {opened_s:.1f} s ({count / opened_s:.0f} /s)",
-        f"{waits.num_episodes} episodes x {num_calls} calls of {tool_s:g} s in "
-        f"{waits.wall_s:.1f} s, {waits.num_lost} lost",
-        f"driver: {100 * waits.share:.1f} % of a core, {1e6 * ours:.0f} us a call",
-        waits.late.line(),
-        f"peer: a process per call costs the driver {1e6 * theirs:.0f} us, "
-        f"{theirs / ours:.1f} x ours",
-    ]
+    peer_us = 1e6 * peer_cpu / (peer_count * num_calls)
+    return Report(backend.level.value, waits, opened_s, tool_s, peer_us)
 
 
 def main() -> None:
@@ -140,9 +168,9 @@ def main() -> None:
     config = SandboxConfig(
         level=options.level, unsafe_local=options.level == "C", memory_mib=64, disk_mib=4
     )
-    lines = asyncio.run(run(config, options.episodes, options.calls, options.tool_s))
-    sys.stdout.write("\n".join(lines) + "\n")
-    if " 0 lost" not in lines[2]:
+    report = asyncio.run(run(config, options.episodes, options.calls, options.tool_s))
+    sys.stdout.write("\n".join(report.lines()) + "\n")
+    if report.waits.num_lost:
         raise SystemExit(1)
 
 

@@ -22,6 +22,7 @@ from sandbox.fakes import MemoryLeases
 from sandbox.pool import SandboxPool
 from sandbox.session import RawCall
 
+ACQUIRE = "acquire from the pool"
 _COLD_CODE = "import ast; print(ast.literal_eval('3') + 4)"
 
 
@@ -76,7 +77,7 @@ async def measure(config: SandboxConfig, num_calls: int, num_processes: int) -> 
         process=Timing("subprocess.run per call", _processes(num_processes)),
         others=[
             Timing("cold start (box)", cold),
-            Timing("acquire from the pool", acquires),
+            Timing(ACQUIRE, acquires),
             Timing("episode start (fork, setup)", starts),
             Timing("verify (other box, fork)", verifies),
             Timing("close (reset, digest)", closes),

@@ -53,6 +53,15 @@ class Drawn:
     final_text: str
 
 
+def _part(name: str) -> Path:
+    return CATALOG / "parts" / f"{name}.py"
+
+
+def _joined(paths: list[Path]) -> str:
+    """One self-contained source: an exported task imports from no other."""
+    return "\n\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
 class GeneratedFamily(ABC):
     """Implements ``sandbox.catalog.base.Family``."""
 
@@ -62,6 +71,8 @@ class GeneratedFamily(ABC):
     """Distributions that tools.py imports."""
     parts: ClassVar[tuple[str, ...]] = ()
     """Files of ``catalog/parts`` whose text follows tools.py."""
+    verify_parts: ClassVar[tuple[str, ...]] = ()
+    """Those whose text follows verify.py."""
 
     def __init__(self, min_tokens: Mapping[str, int] | None = None) -> None:
         """``min_tokens``: fewest sampled tokens of a correct solution, by task type; default: an
@@ -70,13 +81,12 @@ class GeneratedFamily(ABC):
         for task_type in self._min_tokens:
             self._expect_type(task_type)
         self.folder = CATALOG / self.name
-        tools = [self.folder / "tools" / "tools.py"]
-        tools += [CATALOG / "parts" / f"{part}.py" for part in self.parts]
+        tools = [self.folder / "tools" / "tools.py", *map(_part, self.parts)]
+        verifier = [self.folder / "tests" / "verify.py", *map(_part, self.verify_parts)]
         self.bundle = ToolBundle(
             name=self.name,
-            tools_source="\n\n".join(path.read_text(encoding="utf-8") for path in tools)
-            + self.extra_tools_source(),
-            verify_source=(self.folder / "tests" / "verify.py").read_text(encoding="utf-8"),
+            tools_source=_joined(tools) + self.extra_tools_source(),
+            verify_source=_joined(verifier),
             trusted=True,
             packages=self.packages,
         )

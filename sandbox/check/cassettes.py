@@ -85,13 +85,10 @@ def _named(folder: Path, parl: dict[str, Any]) -> set[str]:
     texts = [json.dumps(parl)]
     tools = folder / "tools" / "tools.py"
     if tools.is_file():
-        try:
-            tree = ast.parse(tools.read_text("utf-8", "replace"))
-        except (SyntaxError, ValueError):
-            return set()
+        # it parses: what does not is no task, and is never checked this far
         texts += [
             node.value
-            for node in ast.walk(tree)
+            for node in ast.walk(ast.parse(tools.read_text("utf-8", "replace")))
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         ]
     found = {match.rstrip("/.") for text in texts for match in _PATH.findall(text)}
@@ -117,7 +114,7 @@ def _records(folder: Path, path: Path, step: Step) -> list[dict[str, Any]]:
         return []
     try:
         values = [json.loads(text)]
-    except ValueError:
+    except ValueError:  # JSON lines, each of them judged on its own
         values = []
         for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip():
@@ -141,44 +138,88 @@ def _records(folder: Path, path: Path, step: Step) -> list[dict[str, Any]]:
 def _coverage(
     spec: TaskSpec, oracle: Script, replayed: set[str], records: list[dict[str, Any]], step: Step
 ) -> None:
-    known = {key for key in map(_key, records) if key is not None}
-    if records and not known:
+    known: set[tuple[str, str]] = set()
+    loose: set[str] = set()
+    for number, record in enumerate(records, start=1):
+        tool = _tool_of(record)
+        if tool is None:
+            continue
+        arguments = _arguments_of(record)
+        if isinstance(arguments, str):
+            step.add(
+                "incomplete-cassette",
+                f"cassettes/: record {number} ({tool})",
+                f"its arguments are not JSON, so it answers no call: {arguments[:120]!r}",
+            )
+        elif arguments is None:
+            loose.add(tool)
+        else:
+            known.add((tool, _canonical(arguments)))
+    if records and not any(map(_tool_of, records)):
+        # the proxy keys HTTP exchanges by request: a call they miss fails when it is played, and
+        # missed_calls() and the step "oracle" say so
+        if not all("key" in record or record.get("kind") == "tools" for record in records):
+            step.add(
+                "cassette-not-compared",
+                "cassettes/",
+                f"none of its {len(records)} records names a tool or a request's key, so nothing "
+                "says that they answer the solution's calls",
+                "warning",
+            )
         step.note = "records name no tool: only played, not compared"
         return
+    for tool in sorted(loose & replayed):
+        step.add(
+            "cassette-not-compared",
+            f"cassettes/: {tool}",
+            "its records do not tell the arguments, so they count for any call of it; record it "
+            "again with arguments",
+            "warning",
+        )
     table = ToolTable(spec.tools, spec.forbidden_tools)
     for calls in oracle.rounds:
         for call in calls:
             decoded = decode(call, table)
-            if isinstance(decoded, CallError) or decoded.tool not in replayed:
+            if isinstance(decoded, CallError):  # the step "oracle" shows that it fails
                 continue
-            wanted = (decoded.tool, _canonical(decoded.arguments))
-            if wanted not in known and (decoded.tool, "*") not in known:
+            if decoded.tool not in replayed or decoded.tool in loose:
+                continue
+            wanted = _canonical(decoded.arguments)
+            if (decoded.tool, wanted) not in known:
                 step.add(
                     "incomplete-cassette",
                     f"cassettes/: {decoded.tool}",
-                    f"no record answers the oracle's call {wanted[1][:120]}; record it",
+                    f"no record answers the oracle's call {wanted[:120]}; record it",
                 )
 
 
-def _key(record: dict[str, Any]) -> tuple[str, str] | None:
-    """(tool, canonical arguments) of a record; arguments "*" when it does not tell them."""
-    request = record.get("request")
-    inner: dict[str, Any] = request if isinstance(request, dict) else {}
-    names = [table.get(key) for table in (record, inner) for key in _TOOL_KEYS]
-    tool = next((name for name in names if isinstance(name, str)), None)
-    if tool is None:
-        return None
-    for table in (record, inner):
+def _tool_of(record: dict[str, Any]) -> str | None:
+    """The tool that a record names, or None (a list of tools, a plain HTTP exchange)."""
+    names = [table.get(key) for table in _places(record) for key in _TOOL_KEYS]
+    return next((name for name in names if isinstance(name, str)), None)
+
+
+def _arguments_of(record: dict[str, Any]) -> dict[str, Any] | str | None:
+    """A record's arguments; what is no JSON object comes back as text; None: it has none."""
+    broken: str | None = None
+    for table in _places(record):
         for name in ("arguments", "args", "canonical_args", "params"):
             value = table.get(name)
             if isinstance(value, str):
                 try:
                     value = json.loads(value)
-                except ValueError:
-                    continue
+                except ValueError:  # told by the caller, unless another place holds them
+                    broken = value
             if isinstance(value, dict):
-                return tool, _canonical(value)
-    return tool, "*"
+                return value
+            if value is not None:
+                broken = value if isinstance(value, str) else json.dumps(value)
+    return broken
+
+
+def _places(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    request = record.get("request")
+    return record, request if isinstance(request, dict) else {}
 
 
 def _canonical(arguments: dict[str, Any]) -> str:

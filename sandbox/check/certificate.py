@@ -59,7 +59,10 @@ class Certificate:
 
 
 def issue(report: CheckReport, key: Ed25519PrivateKey) -> Certificate:
-    """TaskError when the report has an error."""
+    """TaskError when the report has an error or rests on fewer than MIN_REPEAT episodes."""
+    few = too_few(report.flake)
+    if report.passed and few is not None:
+        raise TaskError(f"{report.target}: not certified: {few}")
     if not report.passed:
         raise TaskError(
             f"{report.target}: the check failed ({', '.join(sorted(report.rules))}); only a task "
@@ -81,6 +84,14 @@ def issue(report: CheckReport, key: Ed25519PrivateKey) -> Certificate:
     return Certificate(**{**asdict(plain), "signature": key.sign(plain.message()).hex()})
 
 
+def too_few(flake: dict[str, Any]) -> str | None:
+    """Why a report's or certificate's flake rate rests on too few episodes, or None."""
+    repeat = flake.get("repeat", flake.get("trials", 0) // 2)  # version 2 told only the sum
+    if repeat >= MIN_REPEAT:
+        return None
+    return f"--repeat {repeat} plays too few episodes, a certificate needs {MIN_REPEAT}"
+
+
 def problem_of(certificate: Certificate, wanted_hash: str) -> str | None:
     """Why the certificate does not hold for content of this hash, or None."""
     if certificate.format != FORMAT:
@@ -98,6 +109,9 @@ def problem_of(certificate: Certificate, wanted_hash: str) -> str | None:
         )
     if "fail" in certificate.results.values():
         return "certifies a check that failed"
+    few = too_few(certificate.flake)
+    if few is not None:
+        return f"rests on too little: {few}"
     return None
 
 

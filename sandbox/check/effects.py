@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from sandbox.calls.decode import decode
-from sandbox.calls.table import ToolTable
-from sandbox.calls.types import CallError
 from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.lint_manifest import CHANGES
-from sandbox.check.probe import STATE_KEY
-from sandbox.check.scripts import NOP, Script
+from sandbox.check.reads import run_reads
 from sandbox.check.subject import Case
+from sandbox.check.written import Written
 from sandbox.task import TaskSpec
 
 
-async def run_effects(stage: Stage, spec: TaskSpec, case: Case) -> Step:
+async def run_effects(stage: Stage, spec: TaskSpec, case: Case, written: Written) -> Step:
     """``spec`` and ``stage`` are those of the probe bundle."""
     step = Step("effects")
     for tool in case.spec.tools:
@@ -25,24 +22,5 @@ async def run_effects(stage: Stage, spec: TaskSpec, case: Case) -> Step:
                 "is a read, but its name says that it changes something; a read is repaired and "
                 "repeated freely, so declare effect write or destructive",
             )
-    table = ToolTable(case.spec.tools, case.spec.forbidden_tools)
-    reads = []
-    for calls in case.oracle.rounds:
-        for call in calls:
-            decoded = decode(call, table)
-            if not isinstance(decoded, CallError) and table[decoded.tool].effect == "read":
-                reads.append((call,))
-    if not reads:
-        step.note = "the oracle reads nothing"
-        return step
-    before = (await stage.play(spec, NOP)).verdict.details.get(STATE_KEY)
-    after = (await stage.play(spec, Script("reads", tuple(reads)))).verdict.details.get(STATE_KEY)
-    if before is not None and after is not None and before != after:
-        step.add(
-            "effect-mislabeled",
-            "tools/",
-            "the oracle's reads alone change the end state; a tool that changes the world must not "
-            "be declared a read",
-        )
-    step.note = f"{len(reads)} reads played"
+    await run_reads(stage, spec, case, written.texts, step)
     return step

@@ -1,7 +1,8 @@
 """FolderFamily: a task folder, or a folder of them, as a family that rounds draw from.
 
 ``tasks.family = "folder:PATH"``. One run has one kind of box, so all tasks below PATH must share
-their code: the same tools.py and verify.py, or all plain Harbor tasks (the shell world).
+their code: the same tools.py and verify.py, or all plain Harbor tasks (the shell world; at level
+docker with one image).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from pathlib import Path
 from sandbox.catalog.base import Oracle, Split
 from sandbox.check.scripts import Script, oracle_of
 from sandbox.check.subject import largest
+from sandbox.config import SandboxConfig
 from sandbox.errors import TaskError
-from sandbox.task import TaskSpec, ToolBundle, load_task
+from sandbox.imaged import load_for
+from sandbox.task import TaskSpec, ToolBundle
 
 PREFIX = "folder:"
 HELDOUT_SHARE = 5
@@ -24,17 +27,19 @@ HELDOUT_SHARE = 5
 class FolderFamily:
     """Implements ``sandbox.catalog.base.Family``. Boxes are as large as the largest task asks."""
 
-    def __init__(self, root: Path) -> None:
-        """TaskError when there is no task, or the tasks need different code."""
+    def __init__(self, root: Path, config: SandboxConfig | None = None) -> None:
+        """TaskError when there is no task, or the tasks need different code. ``config``: the boxes
+        that will play them (sandbox.imaged)."""
         self.root = root
         self.folders = tuple(task_folders(root))
-        loaded = [load_task(folder) for folder in self.folders]
+        boxes = config or SandboxConfig()
+        loaded = [load_for(folder, boxes) for folder in self.folders]
         first = loaded[0].bundle
         self.bundle: ToolBundle = replace(first, name=f"{PREFIX}{root.resolve().name}")
         for folder, task in zip(self.folders, loaded, strict=True):
             if replace(task.bundle, name=self.bundle.name).hash != self.bundle.hash:
                 raise TaskError(
-                    f"{folder}: its tools.py, verify.py or packages differ from those of "
+                    f"{folder}: its tools.py, verify.py, packages or image differ from those of "
                     f"{self.folders[0]}; one run takes tasks that share their code"
                 )
         self.environment = largest([task.spec.environment for task in loaded])

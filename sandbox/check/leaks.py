@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.lint_image import copy_of
 from sandbox.check.probe import probe_script
+from sandbox.check.reads import decoded_calls
 from sandbox.check.scripts import SHELL_ANSWER
 from sandbox.check.subject import Case, Subject
+from sandbox.check.values import leaves
 from sandbox.check.written import Written
 from sandbox.manifest.reading import read_toml
 from sandbox.task import TaskSpec
@@ -27,6 +30,7 @@ _ANSWER_FILE = re.compile(
 )
 _EXPECTED = re.compile(r"(?i)\b(expected|answers?|solution|right result|correct|ground.?truth)\b")
 MIN_ARTIFACT_CHARS = 8
+MAX_FILE_BYTES = 1 << 20
 _WALK = """
 import base64, binascii, gzip, io, json, os, re, zipfile, zlib
 here = os.getcwd()
@@ -41,7 +45,7 @@ def unpacked(content):
             return [(" (zip): " + name, archive.open(name).read(20000))
                     for name in archive.namelist()[:50] if not name.endswith("/")]
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError,
-            NotImplementedError, ValueError):
+            NotImplementedError, ValueError):  # damaged or locked: no agent opens it either
         return []
     parts = []
     joined = re.sub(rb"(?<=[A-Za-z0-9+/])\\r?\\n(?=[A-Za-z0-9+/=])", b"", content[:20000])
@@ -49,22 +53,23 @@ def unpacked(content):
         try:
             plain = base64.b64decode(coded, validate=True)
             plain.decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except (binascii.Error, UnicodeDecodeError):  # no base64 text; it is read as it stands
             continue
         parts.append((" (base64 %d)" % len(parts), plain))
     return parts
 
 
-system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run"}
+system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run",
+          ".parl", ".parl-seed"}
 roots = [here] + ["/" + name for name in os.listdir("/") if name not in system]
-found, seen, total = {}, set(), 0
+found, seen, total, cut = {}, set(), 0, []
 for root in roots:
     if not os.path.isdir(root):
         continue
     for folder, folders, names in os.walk(root):
         folders.sort()
         real = os.path.realpath(folder)
-        if real in seen or len(found) > 400:
+        if real in seen:
             folders.clear()
             continue
         seen.add(real)
@@ -73,18 +78,24 @@ for root in roots:
             continue
         for name in sorted(names):
             path = os.path.join(folder, name)
+            shown = os.path.relpath(path, here) if path.startswith(here) else path
+            if len(found) > 400 or not os.path.isfile(path):
+                cut += [shown] if os.path.isfile(path) else []
+                continue
             try:
                 with open(path, "rb") as file:
-                    content = file.read(200000)
-            except OSError:
+                    content = file.read(200001)
+            except OSError:  # the agent has the same user and cannot read it either
                 continue
-            shown = os.path.relpath(path, here) if path.startswith(here) else path
-            for inner, part in [("", content), *unpacked(content)]:
+            for inner, part in [("", content[:200000]), *unpacked(content[:200000])]:
                 text = part[:20000].decode("utf-8", "replace")
                 if total + len(text) < 700000:
                     found[shown + inner] = text
                     total += len(text)
-print(json.dumps({"files": found, "environ": dict(os.environ)}))
+                if len(part) > 20000 or shown + inner not in found:
+                    cut.append(shown + inner)
+print(json.dumps({"files": found, "environ": dict(os.environ), "cut": cut[:5],
+                  "num_cut": len(cut)}))
 """
 
 
@@ -98,14 +109,23 @@ async def run_leaks(
     try:
         seen = json.loads(text)
     except ValueError:
-        step.skipped = True
-        step.note = f"the box could not be searched: {(text or played.start_text)[:200]}"
+        words = (text or played.start_text)[:200]
+        step.add("not-checked", "leaks", f"the box could not be searched: {words}")
         return step
+    if seen["num_cut"]:
+        step.add(
+            "not-checked",
+            "leaks",
+            f"{seen['num_cut']} files are larger or more than is searched (20,000 characters each, "
+            f"700,000 in all): {', '.join(seen['cut'])}",
+            "warning",
+        )
     _files(seen["files"], case, subject, step)
     _artifacts(seen["files"], written, step)
     _final_text(seen["files"], case, written, step)
     _environment(seen["environ"], case, step)
     _data(case, step)
+    _together(case, written, step)
     _instruction(case, step)
     _told(case, subject, step)
     step.note = f"{len(seen['files'])} files readable in the box"
@@ -118,9 +138,10 @@ def _files(files: dict[str, str], case: Case, subject: Subject, step: Step) -> N
     if subject.folder is not None:
         for part in ("solution", "tests"):
             for path in sorted((subject.folder / part).rglob("*")):
-                if path.is_file() and path.stat().st_size < 1 << 20:
-                    name = path.relative_to(subject.folder).as_posix()
-                    secrets[name] = path.read_text("utf-8", "replace")
+                name = path.relative_to(subject.folder).as_posix()
+                text = _text_of(path, name, step)
+                if text is not None:
+                    secrets[name] = text
     answer = case.oracle.final_text.strip()
     for name, text in files.items():
         copied = copy_of(text, secrets)
@@ -178,7 +199,7 @@ def _json(text: str) -> Any:
     """The object or list that ``text`` is, or None."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except ValueError:  # no JSON: compared as text
         return None
     return value if isinstance(value, dict | list) else None
 
@@ -211,6 +232,9 @@ def _data(case: Case, step: Step) -> None:
         for key, value in private.items()
         if _ANSWER_KEY.match(key.rsplit(".", 1)[-1])
     }
+    # whole tables under such a name are answers whatever tests/data.json calls them
+    tables = [case.spec.verifier.data, *private.values()]
+    answers |= {json.dumps(value) for value in tables if isinstance(value, dict | list) and value}
     final = case.oracle.final_text.strip()
     for key, value in _leaves(case.spec.environment.data, ""):
         if key.startswith("files.") or not _ANSWER_KEY.match(key.rsplit(".", 1)[-1]):
@@ -228,6 +252,42 @@ def _data(case: Case, step: Step) -> None:
                 "is named like an answer; rename it or move it to tests/data.json",
                 "warning",
             )
+
+
+def _together(case: Case, written: Written, step: Step) -> None:
+    """One small part of the agent's data holds the answer and all that the solution acts on: no
+    chance, and no name is needed to find it."""
+    answer = case.oracle.final_text.strip()
+    acted = {
+        str(value)
+        for name, arguments in decoded_calls(case)
+        for value in arguments.values()
+        if name in {tool.name for tool in case.spec.tools if tool.effect != "read"}
+        and isinstance(value, str | int | float)
+    }
+    wanted = acted | {answer}
+    if not acted or len(wanted) < 3 or any(_contains(text, answer) for text in written.texts):
+        return
+    for path, part in _parts(case.spec.environment.data, "environment/data.json: "):
+        held = [str(leaf.value) for leaf in leaves(part) if leaf.place[-1:] != ("*",)]
+        if wanted <= set(held) and len(held) <= 2 * len(wanted):
+            step.add(
+                "answer-readable",
+                path.rstrip(": "),
+                f"holds the answer {answer[:40]!r} beside all that the solution acts on, and "
+                "no call of the solution reads it; keep it in tests/data.json",
+            )
+
+
+def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
+    """Every object and list in nested data, files left out."""
+    inner = value.items() if isinstance(value, dict) else (
+        enumerate(value) if isinstance(value, list) else [])  # fmt: skip
+    found = [(path, value)] if isinstance(value, dict | list) else []
+    for key, part in inner:
+        if key != "files":
+            found += _parts(part, f"{path}.{key}".replace(": .", ": "))
+    return found
 
 
 def _instruction(case: Case, step: Step) -> None:
@@ -251,9 +311,10 @@ def _told(case: Case, subject: Subject, step: Step) -> None:
     if subject.folder is not None:
         for part in ("environment", "tools", "cassettes"):
             for path in sorted((subject.folder / part).rglob("*")):
-                if path.is_file() and path.stat().st_size < 1 << 20:
-                    name = path.relative_to(subject.folder).as_posix()
-                    texts[name] = path.read_text("utf-8", "replace")
+                name = path.relative_to(subject.folder).as_posix()
+                text = _text_of(path, name, step)
+                if text is not None:
+                    texts[name] = text
         environment = read_toml(subject.folder / "task.toml").get("environment", {})
         for name in environment.get("env", {}):
             if _ANSWER_KEY.match(name):
@@ -270,6 +331,17 @@ def _told(case: Case, subject: Subject, step: Step) -> None:
         if str(value) == answer and case.spec.environment.data.get(key) == value:
             step.add("answer-readable", f"environment/data.json: {key}",
                      "is the answer, under the key that tests/data.json has for it")  # fmt: skip
+
+
+def _text_of(path: Path, name: str, step: Step) -> str | None:
+    """Text of a file of the task; None for folders, and for a file too large, which is told."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size >= MAX_FILE_BYTES:
+        step.add("not-checked", name, f"is larger than {MAX_FILE_BYTES >> 20} MiB and was not "
+                 "compared with what the agent can read", "warning")  # fmt: skip
+        return None
+    return path.read_text("utf-8", "replace")
 
 
 def _contains(text: str, answer: str) -> bool:

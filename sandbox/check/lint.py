@@ -8,6 +8,7 @@ from sandbox.check.findings import Step
 from sandbox.check.lint_agent_code import lint_agent_code
 from sandbox.check.lint_code import lint_shell, lint_tools, lint_verifier
 from sandbox.check.lint_image import lint_context, lint_image
+from sandbox.check.lint_luck import lint_luck
 from sandbox.check.lint_manifest import lint_manifest
 from sandbox.check.lint_secrets import lint_secrets
 from sandbox.check.subject import content_files
@@ -31,6 +32,7 @@ def lint_folder(folder: Path) -> Step:
     lint_verifier(folder, step)
     lint_shell(folder, step)
     lint_agent_code(folder, step)
+    lint_luck(folder, step)
     step.note = f"{len(files)} files"
     return step
 

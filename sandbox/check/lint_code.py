@@ -40,6 +40,14 @@ _SHELL_REWARD = re.compile(
 )
 
 
+_PASSES = re.compile(
+    r"^\s*(echo|printf)\s+['\"]?(1|1\.0|\{[^}]*:\s*1(\.0)?\})['\"]?\s*>\s*\S*reward\."
+)
+_FAILS = re.compile(r"(echo|printf)\s+['\"]?(0|0\.0|\{[^}]*:\s*0(\.0)?\})['\"]?\s*>\s*\S*reward\.")
+_OPENS = re.compile(r"(?:^|[;&|]\s*|\s)(?:if|case|do|\{)(?=\s|$)")
+_CLOSES = re.compile(r"(?:^|;\s*)\s*(?:fi|esac|done|\})(?=\s|;|$)")
+
+
 def lint_tools(folder: Path, step: Step) -> None:
     """tools/*.py: the agent's side."""
     for path in sorted((folder / "tools").rglob("*.py")):
@@ -195,6 +203,14 @@ def lint_shell(folder: Path, step: Step) -> None:
     for path in sorted((folder / "tests").rglob("*.sh")):
         name = path.relative_to(folder).as_posix()
         text = path.read_text("utf-8", "replace")
+        early = _passes_first(text)
+        if early is not None:
+            step.add(
+                "passes-by-default",
+                f"{name}:{early}",
+                "writes a passing reward before it judges: a judge that crashes or runs out of "
+                "time then passes; write 0 first, and 1 only after the judge said so",
+            )
         for match in _SHELL_NETWORK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             step.add(
@@ -231,6 +247,20 @@ def lint_shell(folder: Path, step: Step) -> None:
                 f"{name}:{line}",
                 "takes the reward from a file the agent can write",
             )
+
+
+def _passes_first(text: str) -> int | None:
+    """The line that writes a passing reward before anything is judged, when a later one takes it
+    back: a judge that crashes or is stopped then passes."""
+    depth, found = 0, None
+    for number, line in enumerate(text.splitlines(), start=1):
+        code = line.partition("#")[0] if not line.startswith("#!") else ""
+        if found is not None and _FAILS.search(code):
+            return found
+        if depth == 0 and found is None and _PASSES.match(code):
+            found = number
+        depth = max(0, depth + len(_OPENS.findall(code)) - len(_CLOSES.findall(code)))
+    return None
 
 
 def _tree(path: Path) -> ast.Module | None:

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
-from sandbox.check.probe import probe_script
-from sandbox.check.scripts import Script
-from sandbox.check.written import Written
+from sandbox.check.partial import Variant, artifact_variants, judge, tables, try_variants
+from sandbox.check.scripts import Script, has_shell
+from sandbox.check.values import other_answer
+from sandbox.check.written import OVERWRITTEN, Written, overwriting
 from sandbox.task import TaskSpec
 
 NONSENSE = "parl-unrelated-answer-0815"
@@ -21,36 +22,35 @@ WILDCARDS = ("", "{}", "[]", "null", "nan", "NaN", "inf", "true", "*")
 HUNDRED = " ".join(str(number) for number in range(1, 101))
 EMPTY_VALUES = ("{}", "[]", "NaN", "null", "")
 
-_OVERWRITE = """
-import pathlib
-for name in {remove!r}:
-    try:
-        if {delete!r}:
-            pathlib.Path(name).unlink()
-        else:
-            pathlib.Path(name).write_text("")
-    except OSError:
-        pass
-for name in {names!r}:
-    pathlib.Path(name).write_text({text!r})
-"""
-
 
 async def try_answers(
-    stage: Stage, spec: TaskSpec, oracle: Script, sprays: dict[str, str], step: Step
+    stage: Stage,
+    spec: TaskSpec,
+    oracle: Script,
+    sprays: dict[str, str],
+    written: Written,
+    step: Step,
 ) -> int:
-    """Episodes played. ``sprays``: long answers by name, tried beside the wildcards."""
+    """Episodes played. ``sprays``: long answers by name, tried beside the wildcards. Where an
+    unrelated answer gets the solution's score, only the world counts; where it gets less and
+    passes, half a result passes."""
     played = await _answer(stage, spec, oracle, NONSENSE, "unrelated")
-    judged = not played.passed  # else only the world counts, and any answer is fine
+    _steady(played, written, step)
     _no_error(played, "an unrelated answer", step)
     count = 1
-    if judged:
+    if played.passed and (played.verdict.correctness or 0.0) < written.correctness:
+        script = replace(oracle, name="oracle-unrelated", final_text=NONSENSE)
+        variant = Variant("partial-passes", "with an unrelated answer", script)
+        judge(variant, played, written, step)
+    if not played.passed:
+        count += await _both_answers(stage, spec, oracle, step)
         wrong = {"1-to-100": HUNDRED, **sprays, **{repr(text): text for text in WILDCARDS}}
         for name, text in wrong.items():
             if _same(text, oracle.final_text):
                 continue
             played = await _answer(stage, spec, oracle, text, name)
             count += 1
+            _steady(played, written, step)
             _no_error(played, f"the answer {text[:20]!r}", step)
             if played.passed:
                 step.add(
@@ -63,22 +63,63 @@ async def try_answers(
     for name, text in _rewordings(oracle.final_text).items():
         played = await _answer(stage, spec, oracle, text, name)
         count += 1
+        _steady(played, written, step)
         _no_error(played, f"the oracle's answer with {name}", step)
     return count
+
+
+async def _both_answers(stage: Stage, spec: TaskSpec, oracle: Script, step: Step) -> int:
+    """The right answer and a wrong one, in both orders: a verifier that reads the first or the
+    last may take one of them, but never both."""
+    answer, other = oracle.final_text.strip(), other_answer(oracle.final_text.strip())
+    texts = (f"{answer}\n{other}", f"{other}\n{answer}")
+    runs = [await _answer(stage, spec, oracle, text, "two-answers") for text in texts]
+    if answer and all(played.passed for played in runs):
+        step.add(
+            "answer-spray",
+            "tamper: oracle with two answers",
+            f"{texts[0][:60]!r} and {texts[1][:60]!r} both pass; compare the whole answer",
+        )
+    return len(runs)
+
+
+def _steady(played: Played, written: Written, step: Step) -> None:
+    """The solution's calls go as they went before: each of these episodes plays them again."""
+    errors = tuple(seen.error for seen in played.observations[: len(written.errors)])
+    told = any(finding.rule == "flaky" for finding in step.findings)
+    if written.problem is None and errors != written.errors and not told:
+        failed = next((seen.text for seen in played.observations if seen.error), "none failed")
+        step.add(
+            "flaky",
+            f"tamper: {played.agent}"[:80],
+            f"the solution's own calls do not always succeed: {failed[:160]}",
+        )
 
 
 async def try_artifacts(
     stage: Stage, spec: TaskSpec, oracle: Script, written: Written, step: Step
 ) -> int:
-    """Each JSON artifact of the oracle emptied; then all of them, with the inputs emptied too."""
+    """Each JSON artifact of the oracle emptied, or with an entry less, more or wrong; then all of
+    them, with the inputs emptied too."""
     count = 0
-    read = []
-    for path, value in written.json_artifacts.items():
+    read: list[str] = []
+    values = {**written.json_artifacts, **dict.fromkeys(tables(written))}
+    for path, value in values.items():
         played = await _overwritten(stage, spec, oracle, [path], NONSENSE, [])
         count += 1
+        said = played.observations[-1].text.strip()
+        if said != OVERWRITTEN:
+            step.add("not-checked", f"tamper: {path}", f"could not be written over: {said[:160]}",
+                     "warning")  # fmt: skip
+            continue
         if played.passed:
             continue  # the verifier does not look at it
         read.append(path)
+        if path in written.created or has_shell(spec):  # else a book that only tools can write
+            edits = artifact_variants(spec, oracle, written, [path])
+            count += await try_variants(stage, spec, edits, written, step)
+        if value is None:
+            continue
         for text in EMPTY_VALUES:
             if _same(text, json.dumps(value)):
                 continue
@@ -98,6 +139,7 @@ async def _without_inputs(
     stage: Stage, spec: TaskSpec, oracle: Script, written: Written, read: list[str], step: Step
 ) -> int:
     """What the verifier computes from files that the agent can empty is not the right answer."""
+    read = [path for path in read if path in written.json_artifacts]
     names = read or [path for path, content in written.artifacts.items() if _is_text(content)][:4]
     # a world may keep its own book in a hidden file: without it there is nothing to judge
     inputs = [name for name in written.inputs if not name.startswith((".", "tests/", "solution/"))]
@@ -108,6 +150,7 @@ async def _without_inputs(
         if any(_same(text, written.artifacts[name].decode("utf-8", "replace")) for name in names):
             continue
         for delete in (True, False):
+            # an input that cannot be emptied stays: the agent could not empty it either
             played = await _overwritten(stage, spec, oracle, names, text, inputs, delete)
             alone = played.passed and await _overwritten(stage, spec, oracle, names, text, [])
             count += 1
@@ -132,11 +175,8 @@ async def _overwritten(
     remove: list[str],
     delete: bool = True,
 ) -> Played:
-    code = _OVERWRITE.format(names=names, text=text, remove=remove, delete=delete)
-    probe = probe_script("overwrite", code)
-    return await stage.play(
-        spec, Script("oracle-overwritten", (*oracle.rounds, *probe.rounds), oracle.final_text)
-    )
+    script = overwriting("oracle-overwritten", oracle, names, text, remove, delete)
+    return await stage.play(spec, script)
 
 
 async def _answer(stage: Stage, spec: TaskSpec, oracle: Script, text: str, name: str) -> Played:
@@ -169,13 +209,13 @@ def _same(text: str, right: str) -> bool:
         return True
     try:
         return json.loads(text) == json.loads(right)
-    except ValueError:
+    except ValueError:  # one is no JSON, and as texts they differ
         return False
 
 
 def _is_text(content: bytes) -> bool:
     try:
         content.decode()
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # the question itself
         return False
     return True

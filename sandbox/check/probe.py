@@ -1,8 +1,9 @@
 """Code inside the agent's box, as an agent with a shell could run it: for tampering and for leaks.
 
-The task's tools.py gets one more tool, ``parl_probe(code)``, which runs Python as a child process
-in the working directory; nothing of the task's own process is touched. verify.py is wrapped so
-that the check sees the end state beside the verdict.
+The task's tools.py gets two more tools. ``parl_probe(code)`` runs Python as a child process in the
+working directory; nothing of the task's own process is touched. ``parl_sweep(calls, repeat,
+budget_s)`` calls the task's own tools. verify.py is wrapped so that the check sees the end state
+beside the verdict.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ from sandbox.task import TaskSpec, ToolBundle
 from sandbox.tool_spec import ToolSpec
 
 PROBE_TOOL = "parl_probe"
+SWEEP_TOOL = "parl_sweep"
 MAX_OUTPUT_BYTES = 1 << 20
 STATE_KEY = "parl_end_state"
 MAX_STATE_CHARS = 200_000
 
 _PROBE_SOURCE = '''
 
+import json as _parl_json
+import re as _parl_re
 import subprocess as _parl_subprocess
 import sys as _parl_sys
 import tempfile as _parl_tempfile
+import time as _parl_time
 
-from sandbox.toolkit import tool as _parl_mark, workdir as _parl_workdir
+from sandbox.toolkit import ToolError as _parl_refusal, tool as _parl_mark, workdir as _parl_workdir
 
 
 def parl_probe(code: str) -> str:
@@ -34,7 +39,6 @@ def parl_probe(code: str) -> str:
     with _parl_tempfile.TemporaryFile(dir=_parl_workdir()) as output:
         _parl_subprocess.run(
             [_parl_sys.executable, "-I", "-c", code],
-            cwd=_parl_workdir(),
             stdin=_parl_subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -45,7 +49,53 @@ def parl_probe(code: str) -> str:
         return output.read().decode("utf-8", "replace")
 
 
-parl_probe = _parl_mark(parl_probe)
+def _parl_state() -> str:
+    """The end state as text; a world that cannot tell it has that for a state."""
+    try:
+        state = globals()["end_state"]() if "end_state" in globals() else {}
+        return _parl_json.dumps(state, sort_keys=True, default=str)
+    except Exception as error:
+        return f"end_state: {type(error).__name__}"
+
+
+def _parl_outcome(name: str, arguments: dict) -> list:
+    try:
+        kind, text = "value", str(globals()[name](**arguments))
+    except _parl_refusal as error:
+        kind, text = "refused", str(error)
+    except Exception as error:
+        kind, text = "crash", f"{type(error).__name__}: {error}"
+    # how long a call took is no part of its answer
+    text = _parl_re.sub(r"\\d+(\\.\\d+)? ?(ms|s|sec|seconds)\\b", "[time]", text)
+    return [kind, text if len(text) < 400 else text[:300] + f"... {len(text)} {hash(text)}"]
+
+
+def parl_sweep(calls: str, repeat: int, budget_s: float) -> str:
+    """Call tools in this process; what each answered, and whether the end state changed."""
+    seen, before = [], _parl_state()
+    end = _parl_time.monotonic() + budget_s
+    jobs = _parl_json.loads(calls)
+    for number, (name, arguments) in enumerate(jobs, start=1):
+        begin = _parl_time.monotonic()
+        if begin > end:
+            break
+        share = begin + (end - begin) / (len(jobs) - number + 1)
+        outcomes, runs = [], 0
+        while runs < repeat and len(outcomes) < 2:
+            outcome = _parl_outcome(name, arguments)
+            runs += 1
+            if outcome not in outcomes:
+                outcomes.append(outcome)
+            if _parl_time.monotonic() > share:
+                break
+        after = _parl_state()
+        seen.append({"tool": name, "arguments": arguments, "outcomes": outcomes, "runs": runs,
+                     "changed": after != before})
+        before = after
+    return _parl_json.dumps(seen)
+
+
+parl_probe, parl_sweep = _parl_mark(parl_probe), _parl_mark(parl_sweep)
 '''
 
 _WRAPPER = """
@@ -77,19 +127,30 @@ def probe_bundle(bundle: ToolBundle) -> ToolBundle:
 
 
 def probe_spec(spec: TaskSpec, bundle: ToolBundle) -> TaskSpec:
-    """``spec`` for a probe bundle: one more tool, room for its answers and for slow runs of it."""
-    schema = {
-        "type": "object",
-        "properties": {"code": {"type": "string"}},
-        "required": ["code"],
+    """``spec`` for a probe bundle: two more tools, room for their answers and for slow runs."""
+    schemas = {
+        PROBE_TOOL: {"code": {"type": "string"}},
+        SWEEP_TOOL: {
+            "calls": {"type": "string"},
+            "repeat": {"type": "integer"},
+            "budget_s": {"type": "number"},
+        },
     }
-    probe = ToolSpec(PROBE_TOOL, "check", schema, effect="write")
+    probes = [
+        ToolSpec(
+            name,
+            "check",
+            {"type": "object", "properties": properties, "required": list(properties)},
+            effect="write",
+        )
+        for name, properties in schemas.items()
+    ]
     limits = replace(
         spec.limits,
         max_output_bytes=MAX_OUTPUT_BYTES,
-        call_timeout_s=max(25.0, spec.limits.call_timeout_s),
+        call_timeout_s=max(60.0, spec.limits.call_timeout_s),
     )
-    return replace(spec, tools=(*spec.tools, probe), bundle=bundle.hash, limits=limits)
+    return replace(spec, tools=(*spec.tools, *probes), bundle=bundle.hash, limits=limits)
 
 
 def probe_script(name: str, code: str, final_text: str = "") -> Script:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -13,13 +13,17 @@ from sandbox.catalog.base import Family
 from sandbox.check.binomial import upper_bound
 from sandbox.check.build import check_build
 from sandbox.check.cassettes import check_cassettes, missed_calls
+from sandbox.check.certificate import MIN_REPEAT
+from sandbox.check.clock import clock_bundle, run_clock
 from sandbox.check.determinism import run_determinism, variant_bundle, variant_spec
 from sandbox.check.effects import run_effects
 from sandbox.check.episodes import Played, Stage, open_stage
 from sandbox.check.findings import CheckReport, Step
 from sandbox.check.leaks import run_leaks
 from sandbox.check.lint import lint_folder
+from sandbox.check.partial import half_right
 from sandbox.check.probe import probe_bundle, probe_spec
+from sandbox.check.reads import never_played
 from sandbox.check.scripts import NOP, echo_script, random_script
 from sandbox.check.subject import (
     Case,
@@ -31,20 +35,23 @@ from sandbox.check.subject import (
 )
 from sandbox.check.tamper import run_tamper
 from sandbox.check.timing import CountTokens, check_timing, utf8_tokens
-from sandbox.check.written import written_by
+from sandbox.check.written import Written, written_by
 from sandbox.config import SandboxConfig
 from sandbox.errors import TaskError
 from sandbox.fakes import MemoryLeases
 from sandbox.shelf import Leases
+from sandbox.shell.world import BUNDLE_NAME
+from sandbox.task import ToolBundle
 
-CHECK_VERSION = "2"
+CHECK_VERSION = "3"
 """Goes into certificates; raise it when a step or rule is added."""
 NUM_RANDOM = 5
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """``repeat``: episodes of the oracle and of nop each (a family: instances of a type)."""
+    """``repeat``: episodes of the oracle and of nop each (a family: instances of a type); with
+    fewer than ``certificate.MIN_REPEAT`` the report says so and is never certified."""
 
     repeat: int = 20
     config: SandboxConfig = field(default_factory=SandboxConfig)
@@ -77,7 +84,7 @@ async def check_folder(
     lint = lint_folder(folder)
     lint.elapsed_s = time.perf_counter() - begin
     try:
-        subject = folder_subject(folder)
+        subject = folder_subject(folder, settings.config)
     except TaskError as error:
         rule = "no-solution" if "/solution: no calls.jsonl" in str(error) else "invalid-task"
         schema.add(rule, "task.toml", str(error))
@@ -128,6 +135,11 @@ async def _check(
     report.task_ids = [case.spec.content_hash for case in subject.cases]
     report.task_types = list(dict.fromkeys(case.spec.task_type for case in subject.cases))
     report.steps = steps
+    if settings.repeat < MIN_REPEAT:
+        report.notes.append(
+            f"{settings.repeat} episodes of oracle and nop each are too few to certify; "
+            f"{MIN_REPEAT} are needed"
+        )
     checker = _Checker(subject, settings, leases, report)
     spec = subject.cases[0].spec
     async with open_stage(spec, subject.bundle, settings.config, leases) as stage:
@@ -137,17 +149,17 @@ async def _check(
         return report
     probe = probe_bundle(subject.bundle)
     async with open_stage(spec, probe, settings.config, leases) as stage:
-        for case in checker.first_of_each_type():
-            probed = probe_spec(case.spec, probe)
-            written = await written_by(stage, probed, case.oracle)
-            await checker.step(run_tamper(stage, probed, subject.bundle, case.oracle, written))
-            await checker.step(run_leaks(stage, probed, case, subject, written))
-            await checker.step(run_effects(stage, probed, case))
-    variants = variant_bundle(subject.bundle)
+        await checker.probe(stage, probe)
+    variants = variant_bundle(replace(subject.bundle, tools_source=probe.tools_source))
     async with open_stage(spec, variants, settings.config, leases) as stage:
-        for case in checker.first_of_each_type():
-            scripts = [case.oracle, NOP, echo_script(case.spec)]
-            await checker.step(run_determinism(stage, variant_spec(case.spec, variants), scripts))
+        await checker.judge_again(stage, probe, variants)
+    if subject.bundle.name != BUNDLE_NAME:
+        clocks = clock_bundle(subject.bundle)
+        async with open_stage(spec, clocks, settings.config, leases) as stage:
+            for case in checker.first_of_each_type():
+                await checker.step(
+                    run_clock(stage, case.spec, clocks, case.oracle, checker.seeded())
+                )
     checker.offline()
     return report
 
@@ -163,6 +175,7 @@ class _Checker:
         self._leases = leases
         self._report = report
         self._oracle_runs: list[tuple[Case, Played]] = []
+        self._written: dict[str, Written] = {}
         self.can_start = True
 
     def first_of_each_type(self) -> list[Case]:
@@ -207,6 +220,27 @@ class _Checker:
         await self.step(self._attacks(stage))
         self._flakes()
 
+    async def probe(self, stage: Stage, probe: ToolBundle) -> None:
+        """tamper, leaks, effects: with code inside the box."""
+        for case in self.first_of_each_type():
+            spec = probe_spec(case.spec, probe)
+            written = await written_by(stage, spec, case.oracle)
+            self._written[case.spec.task_type] = written
+            bundle = self._subject.bundle
+            await self.step(run_tamper(stage, spec, bundle, case.oracle, written))
+            await self.step(run_leaks(stage, spec, case, self._subject, written))
+            effects = run_effects(stage, spec, case, written)
+            never_played(list(self._subject.cases), bundle.name, await self.step(effects))
+
+    async def judge_again(self, stage: Stage, probe: ToolBundle, variants: ToolBundle) -> None:
+        """determinism: also over half a result. ``variants`` has the probe's tools."""
+        for case in self.first_of_each_type():
+            spec = variant_spec(probe_spec(case.spec, probe), variants)
+            scripts = [case.oracle, NOP, echo_script(case.spec)]
+            written = self._written[case.spec.task_type]
+            half = half_right(case.spec, self._subject.bundle, case.oracle, written)
+            await self.step(run_determinism(stage, spec, scripts, half))
+
     def _repeated(self) -> list[Case]:
         """A folder's one case N times; a family's cases once each."""
         cases = list(self._subject.cases)
@@ -247,10 +281,10 @@ class _Checker:
                 "tools/",
                 f"the same calls gave {len(texts)} different answers: {shown[0][:80]!r} and "
                 f"{shown[1][:80]!r}",
-                "error" if self._seeded() else "warning",
+                "error" if self.seeded() else "warning",
             )
 
-    def _seeded(self) -> bool:
+    def seeded(self) -> bool:
         """Whether the task says that equal seeds give equal worlds."""
         folder = self._subject.folder
         if folder is None:
@@ -339,6 +373,7 @@ class _Checker:
             "trials": trials,
             "rate": failures / trials,
             "upper_95": upper_bound(failures, trials),
+            "repeat": self._settings.repeat,
         }
 
     def offline(self) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.errors import TaskError
+from sandbox.manifest.native import is_native, load_native
+from sandbox.manifest.reading import load_manifest
 from sandbox.session import RawCall
 from sandbox.shell.world import packed
 from sandbox.task import TaskSpec
@@ -25,6 +27,7 @@ SHELL_ANSWER = "done"
 """Final text of a .sh script: a shell task judges files."""
 _CHUNK = 256 << 10
 _END = "PARL_END_OF_FILE"
+_SOLVE = "bash /solution/solve.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,17 @@ def shell_script(path: Path, folder: Path, name: str, upload: bool) -> Script:
     rounds = []
     for file, entry in packed(path.parent, folder).items():
         rounds += _uploaded(f"/solution/{file}", base64.b64decode(entry["base64"]))
-    rounds.append(_bash("bash /solution/solve.sh"))
+    given = _solution_env(folder)
+    named = " ".join(shlex.quote(f"{name}={value}") for name, value in given.items())
+    rounds.append(_bash(f"env {named} bash /solution/solve.sh" if given else _SOLVE))
     return Script(name, tuple(rounds), SHELL_ANSWER)
+
+
+def _solution_env(folder: Path) -> dict[str, str]:
+    """``[solution] env`` of task.toml."""
+    file = folder / "task.toml"
+    manifest = load_native(file)[0] if is_native(file) else load_manifest(file)
+    return manifest.solution.env
 
 
 def _uploaded(path: str, content: bytes) -> list[tuple[RawCall, ...]]:

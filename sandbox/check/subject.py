@@ -11,8 +11,10 @@ from pathlib import Path
 from sandbox.calls.table import ToolTable
 from sandbox.catalog.base import Family
 from sandbox.check.scripts import Script, attacks_of, oracle_of
+from sandbox.config import SandboxConfig
 from sandbox.errors import TaskError
-from sandbox.task import EnvironmentSpec, TaskSpec, ToolBundle, load_task
+from sandbox.imaged import load_for
+from sandbox.task import EnvironmentSpec, TaskSpec, ToolBundle
 
 OWN_FOLDER = ".parl"
 """Written by PARL into a task folder (its certificate); no part of the content."""
@@ -43,9 +45,10 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def folder_subject(folder: Path) -> Subject:
-    """TaskError (one line) when the folder cannot be loaded or has no solution."""
-    loaded = load_task(folder)
+def folder_subject(folder: Path, config: SandboxConfig | None = None) -> Subject:
+    """TaskError (one line) when the folder cannot be loaded, built or has no solution. ``config``:
+    the boxes it is for (sandbox.imaged)."""
+    loaded = load_for(folder, config or SandboxConfig())
     ToolTable(loaded.spec.tools, loaded.spec.forbidden_tools)  # refuses two tools of one name
     return Subject(
         target=str(folder),

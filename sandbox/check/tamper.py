@@ -1,7 +1,8 @@
 """The built-in tamper suite: what a dishonest agent tries (facts/sandboxes.md 5.2).
 
 Each attack writes into the agent's box only, answers with nothing or with noise, and must score
-below pass. The forged values cover what verifiers have been seen to believe.
+below pass. The forged values cover what verifiers have been seen to believe. Inside the box an
+OSError is passed over: what cannot be written there, no agent can write.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
+from sandbox.check.partial import answer_variants, left_out, one_more, try_variants
 from sandbox.check.perturb import try_answers, try_artifacts
 from sandbox.check.probe import STATE_KEY, probe_script
 from sandbox.check.scripts import Script
@@ -94,16 +96,34 @@ async def run_tamper(
         played = await stage.play(spec, attack.script)
         ran += 1
         judge(attack, played, step)
+    if written.problem is not None:
+        step.add("not-checked", "tamper: what the solution writes", written.problem)
+    if written.left:
+        step.add(
+            "not-checked",
+            "tamper: what the solution writes",
+            f"files above 100 kB or beyond the first 400 kB are not tried: "
+            f"{', '.join(written.left)}, ...",
+            "warning",
+        )
     sprays = {"numbers": _numbers(), "everything-readable": _words(spec)}
-    ran += await try_answers(stage, spec, oracle, sprays, step)
+    ran += await try_answers(stage, spec, oracle, sprays, written, step)
     ran += await try_artifacts(stage, spec, oracle, written, step)
+    variants = left_out(spec, bundle, oracle) + one_more(spec, bundle, oracle, written.texts)
+    ran += await try_variants(stage, spec, variants + answer_variants(oracle), written, step)
     step.note = f"{ran} attacks"
     return step
 
 
 def judge(attack: Attack, played: Played, step: Step) -> None:
-    """An attack that passes, or that shows files of the machine to the verifier, is a finding."""
+    """An attack that passes, or that shows files of the machine to the verifier, is a finding; so
+    is one that could not be played. An attack that breaks the world and so gets no verdict is none:
+    its episode has no reward."""
     name = played.agent
+    lost = next((seen for seen in played.observations if seen.error is not None), None)
+    if lost is not None or (played.stop is not None and not played.observations):
+        words = played.start_text if lost is None else lost.text
+        step.add("not-checked", f"tamper: {name}", f"could not be played: {words[:160]}")
     if played.passed:
         step.add(
             attack.rule,

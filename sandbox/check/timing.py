@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from sandbox.check.episodes import Played
 from sandbox.check.findings import Step
+from sandbox.check.reads import decoded_calls
 from sandbox.check.scripts import Script
 from sandbox.check.subject import Case
 
@@ -92,19 +94,33 @@ def check_timing(
 
 
 def _cut(runs: Sequence[tuple[Case, Played]], max_bytes: int, step: Step) -> None:
-    """Answers of the oracle's calls that the policy sees only in part."""
-    for _, played in runs:
+    """Answers of the oracle's calls that the policy sees only in part; an error when what the
+    solution goes on with is nowhere in what can be seen."""
+    for case, played in runs:
         for number, seen in enumerate(played.observations, start=1):
             found = _CUT.search(seen.text)
-            if found is not None:
-                step.add(
-                    "truncated-output",
-                    f"oracle: call {number} ({seen.tool})",
-                    f"its answer of {found[1]} bytes is cut to {max_bytes}; raise "
-                    "metadata.parl.budget.max_output_bytes or give the tool pages",
-                    "warning",
-                )
-                return
+            if found is None:
+                continue
+            texts = [case.spec.instruction, *(other.text for other in played.observations[:number])]
+            texts += [json.dumps(tool.schema, ensure_ascii=False) for tool in case.spec.tools]
+            hidden = [
+                value
+                for _, arguments in decoded_calls(case)[number:]
+                for value in arguments.values()
+                if isinstance(value, str) and 1 < len(value) < 80
+                and not any(value in text for text in texts)
+            ]  # fmt: skip
+            lost = (
+                f"; {hidden[0]!r}, which it goes on with, is not in what is left" if hidden else ""
+            )
+            step.add(
+                "truncated-output",
+                f"oracle: call {number} ({seen.tool})",
+                f"its answer of {found[1]} bytes is cut to {max_bytes}{lost}; raise "
+                "metadata.parl.budget.max_output_bytes or give the tool pages",
+                "error" if hidden else "warning",
+            )
+            return
 
 
 def _declared(case: Case, tokens: int, step: Step) -> None:

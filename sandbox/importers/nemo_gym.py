@@ -1,7 +1,8 @@
 """NeMo-Gym JSONL: ``{responses_create_params: {input, tools}, verifier_metadata}``.
 
 The tools of a row are served by a resources server that a row does not bring, and so is its
-verifier; what can be judged from the row itself is imported: an expected answer or expected calls.
+verifier; what can be judged from the row itself is imported: an expected answer or expected calls,
+in verifier_metadata or beside responses_create_params.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sandbox.importers.base import ImportResult, read_jsonl
 from sandbox.importers.recorded import RecordedTask, RecordedTool, task_name, write_recorded
 
 _ANSWER_KEYS = ("expected_answer", "ground_truth", "answer", "expected")
+_ROW_KEYS = frozenset({"id", "responses_create_params", "verifier_metadata"})
 _CALL_KEYS = ("expected_calls", "expected_tool_calls", "ground_truth", "tool_calls")
 
 
@@ -33,20 +35,30 @@ def import_nemo_gym(source: Path, dest: Path, limit: int) -> ImportResult:
 
 def _task(stem: str, number: int, row: dict[str, Any]) -> RecordedTask | str:
     params = row.get("responses_create_params")
-    metadata = row.get("verifier_metadata")
-    if not isinstance(params, dict) or not isinstance(metadata, dict):
-        return "no responses_create_params or verifier_metadata"
+    given = row.get("verifier_metadata") or {}
+    if not isinstance(params, dict) or not isinstance(given, dict):
+        return "no responses_create_params, or verifier_metadata is no object"
+    # what a resources server reads stands in verifier_metadata in some rows, beside it in others
+    beside = {key: value for key, value in row.items() if key not in _ROW_KEYS}
+    metadata = {**beside, **given}
     downgrades = ["verifier: the resources server's /verify is replaced by a comparison"]
-    answer = next((metadata[key] for key in _ANSWER_KEYS
-                   if isinstance(metadata.get(key), str | int | float)), None)  # fmt: skip
-    listed = next((metadata[key] for key in _CALL_KEYS
-                   if isinstance(metadata.get(key), list)), [])  # fmt: skip
+    answer_key = next((key for key in _ANSWER_KEYS if _answer(metadata.get(key)) is not None), None)
+    answer = None if answer_key is None else _answer(metadata[answer_key])
+    calls_key = next((key for key in _CALL_KEYS if isinstance(metadata.get(key), list)
+                      and key != answer_key), None)  # fmt: skip
+    listed = [] if calls_key is None else metadata[calls_key]
     calls = [call for call in map(_call, listed) if call is not None]
     if answer is None and not calls:
         return (
-            f"verifier_metadata has keys {sorted(metadata)}; only an expected answer "
+            f"verifier_metadata and the row have keys {sorted(metadata)}; only an expected answer "
             f"({', '.join(_ANSWER_KEYS)}) or expected calls can be judged without its server"
         )
+    if calls and len(calls) < len(listed):
+        return f"{calls_key}: {len(listed) - len(calls)} of {len(listed)} calls cannot be read"
+    used = {answer_key, calls_key if calls else None, "category"}
+    for key in sorted(set(metadata) - used):
+        place = "verifier_metadata." if key in given else ""
+        downgrades.append(f"{place}{key}: not used; what it asks for is not checked")
     tools = _tools(params.get("tools") or [])
     if isinstance(tools, str):
         return tools
@@ -70,11 +82,20 @@ def _task(stem: str, number: int, row: dict[str, Any]) -> RecordedTask | str:
             for call in calls
         ],
         exact=bool(calls),
-        answer=None if answer is None else str(answer),
+        answer=answer,
         script=calls,
-        final_text="done" if answer is None else str(answer),
+        final_text="done" if answer is None else answer,
         downgrades=downgrades,
     )  # fmt: skip
+
+
+def _answer(value: Any) -> str | None:
+    """The one answer that a value holds, as text."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def _tools(given: Any) -> list[RecordedTool] | str:

@@ -34,11 +34,22 @@ class RecordedTool:
         return plain if not plain[:1].isdigit() else f"tool_{plain}"
 
 
+@dataclass(frozen=True, slots=True)
+class RunningWorld:
+    """Code in place of records: ``tools_source`` defines ``_use(name, arguments, reads)``."""
+
+    tools_source: str
+    verify_source: str
+    environment: dict[str, Any]
+    verifier: dict[str, Any]
+
+
 @dataclass(slots=True)
 class RecordedTask:
     """``calls``: right calls as {name, arguments: {key: [accepted values]}, required}; a key that
     accepts "" may be left out. ``exact``: no call beside them. ``contains``: what the final answer
-    must say. ``answer``: the final answer itself. ``script``: the oracle's calls."""
+    must say. ``answer``: the final answer itself. ``script``: the oracle's calls. ``world``: the
+    format's own code runs, and judges instead of ``calls``, ``contains`` and ``answer``."""
 
     name: str
     task_type: str
@@ -52,6 +63,7 @@ class RecordedTask:
     script: list[dict[str, Any]] = field(default_factory=list)
     final_text: str = "done"
     db: dict[str, Any] = field(default_factory=dict)
+    world: RunningWorld | None = None
     downgrades: list[str] = field(default_factory=list)
 
 
@@ -67,7 +79,7 @@ def write_recorded(task: RecordedTask, dest: Path) -> Imported:
             section["aliases"] = [tool.name]
             task.downgrades.append(f"tool {tool.name} is called {tool.identifier}")
         sections[tool.identifier] = section
-    if any(tool.effect != "read" or not task.db for tool in task.tools):
+    if task.world is None and any(tool.effect != "read" or not task.db for tool in task.tools):
         task.downgrades.append("tools do nothing: they record their calls and answer 'recorded'")
     script = [
         {"name": names.get(call["name"], call["name"]), "arguments": call["arguments"]}
@@ -75,12 +87,19 @@ def write_recorded(task: RecordedTask, dest: Path) -> Imported:
     ]
     lines = [json.dumps(call, ensure_ascii=False) for call in script]
     lines.append(json.dumps({"final_text": task.final_text}, ensure_ascii=False))
-    data = {
+    data: dict[str, Any] = {
         "calls": [{**call, "name": names.get(call["name"], call["name"])} for call in task.calls],
         "exact": task.exact,
         "contains": task.contains,
         "answer": task.answer,
     }
+    environment: dict[str, Any] = {"db": task.db}
+    tools_source = _tools_source(task.tools)
+    verify_source = (HERE / "recorded_verify.py").read_text(encoding="utf-8")
+    if task.world is not None:
+        environment, data = task.world.environment, task.world.verifier
+        tools_source = _tools_source(task.tools, task.world.tools_source, "_use")
+        verify_source = task.world.verify_source
     write_files(
         folder,
         {
@@ -95,25 +114,25 @@ def write_recorded(task: RecordedTask, dest: Path) -> Imported:
                 },
             ),
             "instruction.md": task.instruction.strip() + "\n",
-            "tools/tools.py": _tools_source(task.tools),
-            "tests/verify.py": (HERE / "recorded_verify.py").read_text(encoding="utf-8"),
+            "tools/tools.py": tools_source,
+            "tests/verify.py": verify_source,
             "tests/data.json": json.dumps(data, ensure_ascii=False, indent=1) + "\n",
-            "environment/data.json": json.dumps({"db": task.db}, ensure_ascii=False) + "\n",
+            "environment/data.json": json.dumps(environment, ensure_ascii=False) + "\n",
             "solution/calls.jsonl": "\n".join(lines) + "\n",
         },
     )  # fmt: skip
     return Imported(folder, task.downgrades)
 
 
-def _tools_source(tools: list[RecordedTool]) -> str:
-    parts = [(HERE / "recorded_tools.py").read_text(encoding="utf-8").rstrip()]
+def _tools_source(tools: list[RecordedTool], head: str = "", use: str = "_take") -> str:
+    parts = [(head or (HERE / "recorded_tools.py").read_text(encoding="utf-8")).rstrip()]
     for tool in tools:
         text = " ".join(tool.description.split()) or tool.name
         parts.append(
             f"@tool(effect={tool.effect!r})\n"
             f"def {tool.identifier}(**arguments):\n"
             f"    {json.dumps(text, ensure_ascii=False)}\n"
-            f"    return _take({tool.identifier!r}, arguments, {tool.effect == 'read'})"
+            f"    return {use}({tool.identifier!r}, arguments, {tool.effect == 'read'})"
         )
     return "\n\n\n".join(parts) + "\n"
 

@@ -1,7 +1,9 @@
 """tau2-bench domains: ``tasks.json``, ``db.json``, ``policy.md``, ``tools.py`` of one folder.
 
-tools.py is read, never run: it needs tau2's own classes. Reads answer from db.json; writes are
-recorded and compared with the task's actions, which stands for its data base check.
+tools.py never runs here. In a box it runs over small stand-ins for tau2's classes and pydantic
+(tau2_world, small_models), and the verifier replays the right actions on a fresh data base, as tau2
+does. Where it needs more than a box has (tau2_sources says what), reads answer from db.json, writes
+are recorded and compared with the task's actions.
 """
 
 from __future__ import annotations
@@ -9,16 +11,26 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandbox.errors import TaskError
 from sandbox.importers.base import ImportResult, read_text
-from sandbox.importers.recorded import RecordedTask, RecordedTool, task_name, write_recorded
+from sandbox.importers.recorded import (
+    RecordedTask,
+    RecordedTool,
+    RunningWorld,
+    task_name,
+    write_recorded,
+)
+from sandbox.importers.tau2_sources import DomainSources, read_sources, world_text
 
 _EFFECTS = {"READ": "read", "WRITE": "write", "THINK": "read", "GENERIC": "read"}
 _SCALARS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 MAX_DB_BYTES = 2 << 20
+MAX_RUNNING_BYTES = 6 << 20
+"""A box takes its data in one frame."""
 
 
 def import_tau2(source: Path, dest: Path, limit: int) -> ImportResult:
@@ -28,11 +40,15 @@ def import_tau2(source: Path, dest: Path, limit: int) -> ImportResult:
     db = _json(source / "db.json")
     policy = read_text(source / "policy.md") if (source / "policy.md").exists() else ""
     tools = tools_of(read_text(source / "tools.py"), str(source / "tools.py"))
+    sources = read_sources(source)
+    if len(json.dumps(db)) > MAX_RUNNING_BYTES:
+        sources.missing.append(f"db.json is larger than {MAX_RUNNING_BYTES >> 20} MiB")
     result = ImportResult()
     for task in tasks:
         if limit and len(result.tasks) >= limit:
             break
-        made = _task(source.resolve().name, task, db, policy, tools)
+        make = _recorded if sources.missing else _running
+        made = make(_Given(source.resolve().name, task, db, policy, tools, sources))
         if isinstance(made, str):
             result.skipped.append(f"task {task.get('id')}: {made}")
         else:
@@ -47,50 +63,153 @@ def _json(path: Path) -> Any:
         raise TaskError(f"{path}: not valid JSON: {error}") from error
 
 
-def _task(
-    domain: str, task: dict[str, Any], db: dict[str, Any], policy: str, tools: list[RecordedTool]
-) -> RecordedTask | str:
-    criteria = task.get("evaluation_criteria") or {}
-    basis = [str(item) for item in criteria.get("reward_basis") or ["DB", "COMMUNICATE"]]
-    downgrades = ["user simulator: the scenario is told in the instruction instead"]
-    effects = {tool.name: tool.effect for tool in tools}
-    actions = [
-        action for action in criteria.get("actions") or []
-        if action.get("requestor", "assistant") == "assistant"
-    ]  # fmt: skip
-    if len(actions) < len(criteria.get("actions") or []):
-        downgrades.append("actions of the user are not asked for")
-    unknown = sorted({action["name"] for action in actions} - set(effects))
-    if unknown:
+@dataclass(slots=True)
+class _Given:
+    """One task of a domain, and what both ways of importing it find."""
+
+    domain: str
+    task: dict[str, Any]
+    db: dict[str, Any]
+    policy: str
+    tools: list[RecordedTool]
+    sources: DomainSources
+    downgrades: list[str] = field(
+        default_factory=lambda: ["user simulator: the scenario is told in the instruction instead"]
+    )
+
+    @property
+    def criteria(self) -> dict[str, Any]:
+        return self.task.get("evaluation_criteria") or {}
+
+    @property
+    def basis(self) -> list[str]:
+        return [str(item) for item in self.criteria.get("reward_basis") or ["DB", "COMMUNICATE"]]
+
+    def actions(self) -> list[dict[str, Any]]:
+        """Those of the agent."""
+        given = self.criteria.get("actions") or []
+        mine = [action for action in given if action.get("requestor", "assistant") == "assistant"]
+        if len(mine) < len(given):
+            self.downgrades.append("actions of the user are not asked for")
+        return mine
+
+    def contains(self) -> list[str]:
+        texts = [str(text) for text in self.criteria.get("communicate_info") or []]
+        if texts and "COMMUNICATE" in self.basis:
+            self.downgrades.append("COMMUNICATE: the final answer counts, not every message")
+        return texts if "COMMUNICATE" in self.basis else []
+
+    def unknown(self, actions: list[dict[str, Any]]) -> str | None:
+        names = {tool.name for tool in self.tools}
+        unknown = sorted({action["name"] for action in actions} - names)
+        if not unknown:
+            return None
         return f"its actions name {', '.join(unknown)}, which tools.py does not define"
-    needed = actions if "ACTION" in basis else [a for a in actions if effects[a["name"]] != "read"]
-    if "DB" in basis:
-        downgrades.append("DB: the writing calls are compared instead of the end state")
-    for item in sorted(set(basis) & {"ENV_ASSERTION", "NL_ASSERTION"}):
-        downgrades.append(f"{item}: not checked")
-    contains = [str(text) for text in criteria.get("communicate_info") or []]
-    contains = contains if "COMMUNICATE" in basis else []
+
+    def made(self, actions: list[dict[str, Any]], contains: list[str]) -> RecordedTask:
+        """What both have; the instruction, the tools and the right way."""
+        return RecordedTask(
+            name=task_name(f"tau2-{self.domain}", str(self.task.get("id"))),
+            task_type=f"tau2-{self.domain}",
+            source="tau2-bench",
+            instruction=_instruction(self.task, self.policy),
+            tools=[RecordedTool(t.name, t.description, t.schema, t.effect) for t in self.tools],
+            exact=False,
+            contains=contains,
+            script=[{"name": a["name"], "arguments": a.get("arguments") or {}} for a in actions],
+            final_text="; ".join(contains) or "done",
+            downgrades=self.downgrades,
+        )
+
+
+def _running(given: _Given) -> RecordedTask | str:
+    """The domain's own tools run; DB, ACTION, ENV_ASSERTION and COMMUNICATE are judged."""
+    actions, contains = given.actions(), given.contains()
+    if (problem := given.unknown(actions)) is not None:
+        return problem
+    assertions = _assertions(given)
+    judged = [
+        name
+        for name, there in (("DB", True), ("ACTION", actions), ("ENV_ASSERTION", assertions))
+        if name in given.basis and there
+    ]
+    writes = {tool.name for tool in given.tools if tool.effect != "read"}
+    changes = any(action["name"] in writes for action in actions)
+    if not (contains or assertions or (judged and (changes or "ACTION" in judged))):
+        return "nothing is left to judge: no writing action and nothing to communicate"
+    if "NL_ASSERTION" in given.basis:
+        given.downgrades.append("NL_ASSERTION: not checked")
+    given.downgrades += given.sources.notes
+    made = given.made(actions, contains)
+    shared = {"db": given.db, "initial": _initial(given)}
+    wanted = [
+        {
+            "name": action["name"],
+            "arguments": action.get("arguments") or {},
+            "compare_args": action.get("compare_args"),
+        }
+        for action in actions
+    ]
+    verifier = {**shared, "basis": judged, "actions": wanted, "assertions": assertions,
+                "contains": contains}  # fmt: skip
+    made.world = RunningWorld(
+        world_text(given.sources, "tau2_tools.py"),
+        world_text(given.sources, "tau2_verify.py"),
+        shared,
+        verifier,
+    )
+    return made
+
+
+def _assertions(given: _Given) -> list[dict[str, Any]]:
+    """Those over the agent's side of the world."""
+    found = given.criteria.get("env_assertions") or []
+    if "ENV_ASSERTION" not in given.basis:
+        return []
+    mine = [check for check in found if check.get("env_type", "assistant") == "assistant"]
+    if len(mine) < len(found):
+        given.downgrades.append("ENV_ASSERTION: those of the user's side are not checked")
+    return mine
+
+
+def _initial(given: _Given) -> dict[str, Any]:
+    """Changed data and actions of the agent's side before the task starts."""
+    state = given.task.get("initial_state") or {}
+    data = state.get("initialization_data") or {}
+    actions = state.get("initialization_actions") or []
+    mine = [action for action in actions if action.get("env_type", "assistant") == "assistant"]
+    if data.get("user_data") or len(mine) < len(actions):
+        given.downgrades.append("initial_state: the user's side has no world")
+    if state.get("message_history"):
+        given.downgrades.append("initial_state: its messages are not replayed")
+    return {"data": data.get("agent_data") or {}, "actions": mine}
+
+
+def _recorded(given: _Given) -> RecordedTask | str:
+    """Reads look into db.json, other calls are only compared."""
+    given.downgrades.append(f"tools.py does not run in a box: {'; '.join(given.sources.missing)}")
+    actions, contains = given.actions(), given.contains()
+    if (problem := given.unknown(actions)) is not None:
+        return problem
+    effects = {tool.name: tool.effect for tool in given.tools}
+    needed = (
+        actions if "ACTION" in given.basis else [a for a in actions if effects[a["name"]] != "read"]
+    )
+    if "DB" in given.basis:
+        given.downgrades.append("DB: the writing calls are compared instead of the end state")
+    for item in sorted(set(given.basis) & {"ENV_ASSERTION", "NL_ASSERTION"}):
+        given.downgrades.append(f"{item}: not checked")
     if not needed and not contains:
         return "nothing is left to judge: no writing action and nothing to communicate"
-    if task.get("initial_state"):
-        downgrades.append("initial_state: its messages and actions are not replayed")
-    if len(json.dumps(db)) > MAX_DB_BYTES:
-        db = {}
-        downgrades.append("db.json is larger than a box takes: reads answer nothing")
-    return RecordedTask(
-        name=task_name(f"tau2-{domain}", str(task.get("id"))),
-        task_type=f"tau2-{domain}",
-        source="tau2-bench",
-        instruction=_instruction(task, policy),
-        tools=[RecordedTool(t.name, t.description, t.schema, t.effect) for t in tools],
-        calls=[_wanted(action) for action in needed],
-        exact=False,
-        contains=contains,
-        script=[{"name": a["name"], "arguments": a.get("arguments") or {}} for a in actions],
-        final_text="; ".join(contains) or "done",
-        db=db,
-        downgrades=downgrades,
-    )
+    if given.task.get("initial_state"):
+        given.downgrades.append("initial_state: its messages and actions are not replayed")
+    made = given.made(actions, contains)
+    if len(json.dumps(given.db)) <= MAX_DB_BYTES:
+        made.db = given.db
+    else:
+        given.downgrades.append("db.json is larger than a box takes: reads answer nothing")
+    made.calls = [_wanted(action) for action in needed]
+    return made
 
 
 def _wanted(action: dict[str, Any]) -> dict[str, Any]:

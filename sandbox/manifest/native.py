@@ -18,6 +18,7 @@ from sandbox.manifest.reading import explain, read_toml
 
 _UNITS = {"": 1 / (1 << 20), "k": 1 / (1 << 10), "m": 1, "g": 1 << 10, "t": 1 << 20}
 MAX_CALL_TIMEOUT_S = 120.0
+_HOST_VARIABLE = re.compile(r"\$\{\w+(?::-([^}]*))?\}")
 
 
 def is_native(path: Path) -> bool:
@@ -40,6 +41,7 @@ def load_native(path: Path) -> tuple[Manifest, tuple[str, ...]]:
     environment = data.setdefault("environment", {})
     _sizes(environment, path, notes)
     _network(data, notes)
+    _variables(data, notes)
     if data.get("steps"):
         raise TaskError(f"{path}: steps: tasks of several steps cannot be run; split the task")
     metadata = data.setdefault("metadata", {})
@@ -74,6 +76,22 @@ def _sizes(environment: dict[str, Any], path: Path, notes: list[str]) -> None:
         )
     if environment.get("gpus"):
         notes.append(f"environment.gpus = {environment['gpus']}: a box has no GPU")
+
+
+def _variables(data: dict[str, Any], notes: list[str]) -> None:
+    """``${VAR}`` and ``${VAR:-default}`` name the host's variables, which enter no box."""
+    for section in ("environment", "verifier", "solution"):
+        table = data.get(section)
+        env = table.get("env") if isinstance(table, dict) else None
+        if not isinstance(env, dict):
+            continue
+        for name, value in env.items():
+            if isinstance(value, str) and (found := _HOST_VARIABLE.fullmatch(value)):
+                env[name] = found[1] or ""
+                notes.append(
+                    f"{section}.env.{name} = {value}: variables of the host enter no box; it is "
+                    f"{env[name]!r}"
+                )
 
 
 def _network(data: dict[str, Any], notes: list[str]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 
-from sandbox.errors import SandboxLost
+from infra.owners import process_owner
+from sandbox.errors import ProxyLost
 from sandbox.proxy.errors import BadToken, ProxyConfigError, ProxyError
 from sandbox.proxy.proxy import ToolProxy
 from sandbox.proxy.result import ProxyResult
@@ -21,47 +22,30 @@ _NUM_POOLS = 64
 """A pool looks at all its connections for every request: many small ones carry a thousand calls."""
 
 
-class ProxyEpisode(Protocol):
-    """What a session sees of the proxy, in the same process or over the control socket."""
+@dataclass(frozen=True, slots=True)
+class EpisodeCall:
+    """One call of an episode, as ``ToolProxy.call`` and the control door take it."""
 
-    @property
-    def token(self) -> str:
-        """What a sandbox shows at the agent door."""
-        ...
-
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]: ...
-
-    @property
-    def cassettes(self) -> dict[str, str]:
-        """Upstream -> digest of its cassette when the episode was opened."""
-        ...
-
-    async def call(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        *,
-        call_index: int | None = None,
-        repairs: Sequence[str] = (),
-        policy_version: int | None = None,
-    ) -> ProxyResult:
-        """One call; failures are results. SandboxLost when the proxy is gone."""
-        ...
-
-    async def close(self) -> None:
-        """Idempotent."""
-        ...
+    tool: str
+    arguments: dict[str, Any]
+    call_index: int | None
+    repairs: Sequence[str]
+    policy_version: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class LocalEpisode:
-    """ProxyEpisode over a ToolProxy of this process."""
+class ProxyEpisode:
+    """What a session sees of the proxy, in the same process or over the control socket.
 
-    proxy: ToolProxy
+    ``token``: what a sandbox shows at the agent door. ``cassettes``: upstream -> digest of its
+    cassette when the episode was opened. ``send`` and ``end``: the way to the proxy.
+    """
+
     token: str
     tools: tuple[ToolSpec, ...]
     cassettes: dict[str, str]
+    send: Callable[[EpisodeCall], Awaitable[ProxyResult]]
+    end: Callable[[], Awaitable[None]]
 
     async def call(
         self,
@@ -72,20 +56,12 @@ class LocalEpisode:
         repairs: Sequence[str] = (),
         policy_version: int | None = None,
     ) -> ProxyResult:
-        try:
-            return await self.proxy.call(
-                self.token,
-                tool,
-                arguments,
-                call_index=call_index,
-                repairs=repairs,
-                policy_version=policy_version,
-            )
-        except BadToken as error:
-            raise SandboxLost(f"tool proxy: {error}") from None
+        """One call; failures are results. ProxyLost when the proxy is gone."""
+        return await self.send(EpisodeCall(tool, arguments, call_index, repairs, policy_version))
 
     async def close(self) -> None:
-        await self.proxy.close_episode(self.token)
+        """Idempotent."""
+        await self.end()
 
 
 async def open_local(
@@ -95,12 +71,28 @@ async def open_local(
     *,
     policy_version: int | None = None,
     data: dict[str, Any] | None = None,
-) -> LocalEpisode:
+) -> ProxyEpisode:
     """Open an episode at a proxy of this process."""
     opened = await proxy.open_episode(episode, world, policy_version=policy_version, data=data)
-    return LocalEpisode(
-        proxy, opened.token, proxy.tools(opened.token), opened.world.cassette_digests()
-    )
+    token = opened.token
+
+    async def send(call: EpisodeCall) -> ProxyResult:
+        try:
+            return await proxy.call(
+                token,
+                call.tool,
+                call.arguments,
+                call_index=call.call_index,
+                repairs=call.repairs,
+                policy_version=call.policy_version,
+            )
+        except BadToken as error:
+            raise ProxyLost(f"tool proxy: {error}") from None
+
+    async def end() -> None:
+        await proxy.close_episode(token)
+
+    return ProxyEpisode(token, proxy.tools(token), opened.world.cassette_digests(), send, end)
 
 
 class ProxyClient:
@@ -109,6 +101,7 @@ class ProxyClient:
     def __init__(self, control_socket: Path, timeout_s: float = 300.0) -> None:
         """``timeout_s`` of one call; longer than the proxy's own deadline."""
         self._socket = control_socket
+        self._owner = process_owner()
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the default one loads certificates
         self._clients = [
             httpx2.AsyncClient(
@@ -134,19 +127,30 @@ class ProxyClient:
         policy_version: int | None = None,
         data: dict[str, Any] | None = None,
         replace: bool = False,
-    ) -> RemoteEpisode:
-        """A new episode; ``replace`` closes one of that id that a dead process left open.
-        SandboxLost when no proxy answers, ProxyError when it refuses."""
+    ) -> ProxyEpisode:
+        """A new episode; ``replace`` closes one of that id that a dead process left open. The proxy
+        closes it too when this process dies. ProxyLost when no proxy answers, ProxyError when it
+        refuses."""
         body = {
             "episode": episode,
             "world": world,
             "policy_version": policy_version,
             "data": data or {},
             "replace": replace,
+            "owner": self._owner,
         }
         answer = await self.request("POST", "/v1/episodes", body)
         tools = tuple(ToolSpec(**tool) for tool in answer["tools"])
-        return RemoteEpisode(self, answer["token"], tools, answer["cassettes"])
+        token = answer["token"]
+
+        async def send(call: EpisodeCall) -> ProxyResult:
+            body = {"token": token, **asdict(call), "repairs": list(call.repairs)}
+            return ProxyResult(**await self.request("POST", "/v1/call", body))
+
+        async def end() -> None:
+            await self.request("DELETE", "/v1/episodes", token=token)
+
+        return ProxyEpisode(token, tools, answer["cassettes"], send, end)
 
     async def add_world(self, name: str, config: dict[str, Any]) -> list[str]:
         """Names of the tools of a task's world; ``config`` is a WorldConfig as JSON."""
@@ -168,7 +172,7 @@ class ProxyClient:
         try:
             response = await next(self._turns).request(method, path, json=body, headers=headers)
         except httpx2.TransportError as error:
-            raise SandboxLost(
+            raise ProxyLost(
                 f"the tool proxy at {self._socket} does not answer ({type(error).__name__}); start "
                 "it with python -m sandbox.proxy"
             ) from None
@@ -177,42 +181,10 @@ class ProxyClient:
             return answer
         message = f"tool proxy: {answer.get('error')}: {answer.get('message')}"
         if response.status_code in (401, 503):
-            raise SandboxLost(message)
+            raise ProxyLost(message)
         kind = ProxyConfigError if answer.get("error") == "ProxyConfigError" else ProxyError
         raise kind(message)
 
     async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteEpisode:
-    """ProxyEpisode over the control socket."""
-
-    client: ProxyClient
-    token: str
-    tools: tuple[ToolSpec, ...]
-    cassettes: dict[str, str]
-
-    async def call(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        *,
-        call_index: int | None = None,
-        repairs: Sequence[str] = (),
-        policy_version: int | None = None,
-    ) -> ProxyResult:
-        body = {
-            "token": self.token,
-            "tool": tool,
-            "arguments": arguments,
-            "call_index": call_index,
-            "repairs": list(repairs),
-            "policy_version": policy_version,
-        }
-        return ProxyResult(**await self.client.request("POST", "/v1/call", body))
-
-    async def close(self) -> None:
-        await self.client.request("DELETE", "/v1/episodes", token=self.token)

@@ -106,6 +106,9 @@ class McpUpstream(_UpstreamConfig):
     env: dict[str, str] = Field(default_factory=dict)
     """Added to a minimal environment; no place for secrets."""
     cwd: Path | None = None
+    """The server's working directory; its box shows it read-only, as /task."""
+    network: bool = False
+    """Let the server's box use the network; without it a server that asks an API cannot."""
     url: str | None = None
     session: Literal["episode", "node"] = "episode"
     """One server per episode keeps the state of episodes apart; "node" is for stateless servers."""
@@ -117,6 +120,8 @@ class McpUpstream(_UpstreamConfig):
     def _one_transport(self) -> Self:
         if (self.command is None) == (self.url is None):
             raise ValueError("set exactly one of command (stdio) and url (streamable HTTP)")
+        if self.network and self.url is not None:
+            raise ValueError("network is for the box of a server over stdio; with url drop it")
         return self
 
 
@@ -215,6 +220,10 @@ class RetryConfig(ConfigModel):
 class QuotaConfig(ConfigModel):
     """Buckets of calls that reach an upstream; replay and simulate take none."""
 
+    shared: Literal["proxy", "ray"] = "proxy"
+    """Who keeps the buckets of tools, credentials and the cluster, and the cluster's spend: this
+    proxy alone, or the Ray cluster's actor for every proxy, with its kill switch."""
+
     episode: BucketConfig | None = None
     upstream_key: BucketConfig | None = None
     """Shared by all calls with the same credential (else the same upstream)."""
@@ -225,6 +234,23 @@ class QuotaConfig(ConfigModel):
     """A call waits this long for a token, then it is refused."""
     spend_per_episode: float | None = Field(default=None, gt=0)
     spend_cluster: float | None = Field(default=None, gt=0)
+
+
+class BoxesConfig(ConfigModel):
+    """The boxes of simulators and MCP servers over stdio; sizes are of one program."""
+
+    unsafe_local: bool = False
+    """Run them on the host, without any isolation: only for code you would run yourself."""
+    level: Literal["auto", "A", "B"] = "auto"
+    memory_mib: int = Field(default=512, ge=32)
+    disk_mib: int = Field(default=64, ge=1)
+    """Of /tmp, the only writable place."""
+    cpus: float = Field(default=1.0, gt=0)
+    max_processes: int = Field(default=256, ge=4)
+    """Threads count."""
+    max_open_files: int = Field(default=1024, ge=16)
+    show: tuple[Path, ...] = ()
+    """More of the host, read-only at the same place, for MCP servers."""
 
 
 class ProxyConfig(ConfigModel):
@@ -249,6 +275,7 @@ class ProxyConfig(ConfigModel):
     worlds: dict[str, WorldConfig] = Field(default_factory=dict)
     secrets: dict[str, SecretConfig] = Field(default_factory=dict)
     network: NetworkConfig = NetworkConfig()
+    boxes: BoxesConfig = BoxesConfig()
     limits: LimitsConfig = LimitsConfig()
     retry: RetryConfig = RetryConfig()
     quotas: QuotaConfig = QuotaConfig()

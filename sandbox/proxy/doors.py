@@ -54,6 +54,7 @@ class OpenEpisode(_Body):
     policy_version: int | None = None
     data: dict[str, Any] = Field(default_factory=dict)
     replace: bool = False
+    owner: str | None = None
 
 
 class AddWorld(_Body):
@@ -104,6 +105,7 @@ def control_door(proxy: ToolProxy) -> Starlette:
             policy_version=body.policy_version,
             data=body.data,
             replace=body.replace,
+            owner=body.owner,
         )
         specs = proxy.tools(episode.token)
         return JSONResponse(

@@ -22,6 +22,8 @@ class Episode:
     world: World
     policy_version: int | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    owner: str | None = None
+    """Process whose session this is, as ``infra.owners`` names it; None = nobody says."""
     canary: str | None = None
     state: str = START_STATE
     _occurrences: Counter[tuple[str, str]] = field(default_factory=Counter)

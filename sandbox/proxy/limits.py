@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from sandbox.proxy.config import BucketConfig, QuotaConfig
 from sandbox.proxy.errors import EpisodeQuota, SharedQuota
-from sandbox.proxy.quota import LocalQuotas, QuotaStore
 from sandbox.proxy.world import WorldTool
+from sandbox.quota import LocalQuotas, QuotaStore
 
 _STORE_TIMEOUT_S = 5.0
 _log = logging.getLogger("parl.proxy")
@@ -32,18 +32,29 @@ class QuotaGate:
 
         EpisodeQuota, SharedQuota: refused, or the keeper of shared quotas does not answer.
         """
-        config = self._config
-        waits = [0.0]
-        if config.episode is not None:
-            wait_s = await self._take_own(f"{episode}/calls", config.episode)
-            if wait_s < 0:
+        own_s = 0.0
+        if self._config.episode is not None:
+            own_s = await self._take_own(f"{episode}/calls", self._config.episode)
+            if own_s < 0:
                 raise EpisodeQuota("this episode calls too fast; make fewer calls")
-            waits.append(wait_s)
+        shared_s = await self._take_shared(world, tool, upstream_key)
+        await self._charge(episode, tool.config.cost)
+        await asyncio.sleep(max(own_s, shared_s))
+
+    async def admit_again(self, world: str, tool: WorldTool, upstream_key: str) -> None:
+        """Another attempt of an admitted call: a token of every shared bucket, as the upstream sees
+        one more request; the episode's own are not its doing. SharedQuota."""
+        await asyncio.sleep(await self._take_shared(world, tool, upstream_key))
+
+    async def _take_shared(self, world: str, tool: WorldTool, upstream_key: str) -> float:
+        """Seconds to wait."""
+        config = self._config
         shared = {
             f"tool:{world}/{tool.spec.name}": tool.config.rate,
             f"key:{upstream_key}": config.upstream_key,
             "cluster": config.cluster,
         }
+        waits = [0.0]
         for key, bucket in shared.items():
             if bucket is None:
                 continue
@@ -53,8 +64,7 @@ class QuotaGate:
             if wait_s < 0:
                 raise SharedQuota(f"the quota {key.partition(':')[0]} is used up")
             waits.append(wait_s)
-        await self._charge(episode, tool.config.cost)
-        await asyncio.sleep(max(waits))
+        return max(waits)
 
     def forget(self, episode: str) -> None:
         """The episode is over."""

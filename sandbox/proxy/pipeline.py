@@ -27,6 +27,7 @@ from sandbox.proxy.errors import (
     ProxyCrashed,
     RecordFailed,
     RecordLost,
+    ResponseTooLarge,
     ToolFailed,
     Unreachable,
     UpstreamRefused,
@@ -212,11 +213,14 @@ class Pipeline:
             account.num_attempts += 1
             return await tool.source.upstream.send(prepared, context)
 
+        async def admit() -> None:
+            await self._quotas.admit_again(episode.world.name, tool, prepared.key)
+
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(self._config.limits.deadline_s):
                 reply = await with_retries(
-                    attempt, self._config.retry, reads=reads, repeatable=repeatable
+                    attempt, self._config.retry, reads=reads, repeatable=repeatable, admit=admit
                 )
         except TimeoutError:
             limit = f"no answer within {self._config.limits.deadline_s:g} s"
@@ -253,6 +257,8 @@ class Pipeline:
 
     def _shaped(self, reply: Reply, episode: Episode, account: Account) -> Shaped:
         account.num_bytes, account.status = len(reply.body), reply.status
+        if len(reply.body) > (most := self._config.limits.max_body_bytes):  # a simulator's
+            raise ResponseTooLarge(f"the answer is over {most} bytes; ask for less")
         if reply.failed:
             raise ToolFailed(shape(reply, _ERROR_TEXT_BYTES).text)
         if reply.status is not None and reply.status >= 400:

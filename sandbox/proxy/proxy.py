@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.owners import is_dead
 from sandbox.proxy.audit import AuditLog, Journal
+from sandbox.proxy.boxes import Boxes
 from sandbox.proxy.cassette import Cassette
 from sandbox.proxy.config import McpUpstream as McpConfig
 from sandbox.proxy.config import OpenApiUpstream as OpenApiConfig
@@ -28,7 +30,6 @@ from sandbox.proxy.errors import (
 from sandbox.proxy.limits import QuotaGate
 from sandbox.proxy.network import AddressGuard, Resolve
 from sandbox.proxy.pipeline import KillSwitch, Pipeline
-from sandbox.proxy.quota import QuotaStore
 from sandbox.proxy.result import Account, ProxyResult, failed_result
 from sandbox.proxy.secrets import SecretStore
 from sandbox.proxy.upstreams.base import Upstream
@@ -38,9 +39,12 @@ from sandbox.proxy.upstreams.mcp_transport import http_request_of, transport_fac
 from sandbox.proxy.upstreams.openapi import OpenApiUpstream
 from sandbox.proxy.upstreams.simulator import PythonUpstream
 from sandbox.proxy.world import Source, World, load_tools
+from sandbox.quota import QuotaStore
 from sandbox.tool_spec import ToolSpec
 
 _CLOSE_WAIT_S = 10.0
+_ABANDONED_WAIT_S = 2.0
+"""For calls whose answer nobody waits for any more; they are audited as cancelled or done."""
 _log = logging.getLogger("parl.proxy")
 
 
@@ -61,6 +65,7 @@ class ToolProxy:
         self.config = config
         self.secrets = SecretStore(config.secrets)
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._boxes = Boxes(config.boxes)
         self._guard = AddressGuard(config.network, resolve)
         self._sender = HttpSender(self.secrets, self._guard, config.network, config.limits)
         self._hmac_key = _stored_key(config.state_dir / "idempotency.key")
@@ -110,18 +115,22 @@ class ToolProxy:
         policy_version: int | None = None,
         data: dict[str, Any] | None = None,
         replace: bool = False,
+        owner: str | None = None,
     ) -> Episode:
         """A new episode; its ``token`` is all that the sandbox gets. ``data`` goes to ``setup`` of
-        simulators. ``replace``: an open episode of this id belongs to an attempt that died, and is
-        closed. ProxyError: no such world, or the id is open already."""
+        simulators; BackendUnavailable when those cannot be boxed here. ``replace``: an open episode
+        of this id belongs to an attempt that died, and is closed. ``owner``: see
+        ``close_abandoned``. ProxyError: no such world, or the id is open already."""
         if world not in self._worlds:
             raise ProxyConfigError(f"no world {world!r}; there are: {', '.join(self._worlds)}")
         loaded = await asyncio.shield(self._worlds[world][1])
+        if any(tool.mode == "simulate" for tool in loaded.tools.values()):
+            await asyncio.to_thread(self._boxes.check)
         for earlier in [opened for opened in self._episodes.values() if opened.id == episode]:
             if not replace:
                 raise ProxyError(f"episode {episode!r} is open already; close it first")
             await self.close_episode(earlier.token)
-        opened = Episode(episode, loaded, policy_version)
+        opened = Episode(episode, loaded, policy_version, owner=owner)
         if self.config.canary:
             mark = hmac.new(self._hmac_key, f"canary:{episode}".encode(), hashlib.sha256)
             opened.canary = f"parl-{mark.hexdigest()[:16]}"
@@ -183,14 +192,26 @@ class ToolProxy:
             episode.remember(index, tool, arguments, task)
         return await asyncio.shield(task)
 
-    async def close_episode(self, token: str) -> None:
-        """Let running calls end (10 s at most), then drop the episode's state; idempotent."""
+    async def close_abandoned(self) -> int:
+        """Close the episodes whose owner, a process of this machine, is dead; how many they were.
+        Nobody else would: their MCP servers and simulated states stay until then."""
+        owners = {opened.owner for opened in self._episodes.values()} - {None}
+        dead = {owner for owner in owners if owner is not None and is_dead(owner)}
+        tokens = [token for token, opened in self._episodes.items() if opened.owner in dead]
+        closing = (self.close_episode(token, _ABANDONED_WAIT_S) for token in tokens)
+        for failure in await asyncio.gather(*closing, return_exceptions=True):
+            if failure is not None:
+                _log.error("an abandoned episode does not close: %r", failure)
+        return len(tokens)
+
+    async def close_episode(self, token: str, wait_s: float = _CLOSE_WAIT_S) -> None:
+        """Let running calls end (``wait_s`` at most), then drop the episode's state; idempotent."""
         episode = self._episodes.pop(token, None)
         if episode is None:
             return
         running = episode.running()
         if running:
-            _, late = await asyncio.wait(running, timeout=_CLOSE_WAIT_S)
+            _, late = await asyncio.wait(running, timeout=wait_s)
             for task in late:
                 task.cancel()
             if late:
@@ -242,7 +263,7 @@ class ToolProxy:
         try:
             for upstream_name, upstream in config.upstreams.items():
                 sources[upstream_name] = self._source(upstream_name, upstream)
-            await load_tools(world, self.config.default_mode)
+            await load_tools(world, self.config.default_mode, await self.killed())
         except BaseException:
             await world.close()
             raise
@@ -252,7 +273,7 @@ class ToolProxy:
         simulator = None
         if config.simulator is not None:
             python = PythonConfig(kind="python", source=config.simulator, tools=config.tools)
-            simulator = PythonUpstream(name, python)
+            simulator = PythonUpstream(name, python, self._boxes)
         cassette = None
         if config.cassette is not None:
             path = config.cassette.absolute()
@@ -261,14 +282,16 @@ class ToolProxy:
 
     def _upstream(self, name: str, config: UpstreamConfig) -> Upstream:
         if isinstance(config, PythonConfig):
-            return PythonUpstream(name, config)
+            return PythonUpstream(name, config, self._boxes)
         if isinstance(config, OpenApiConfig):
             return OpenApiUpstream(name, config, self.secrets, self._sender)
         return self._mcp(name, config)
 
     def _mcp(self, name: str, config: McpConfig) -> McpUpstream:
         node = self.config
-        transport = transport_factory(config, self.secrets, self._guard, node.network, node.limits)
+        transport = transport_factory(
+            config, self.secrets, self._guard, node.network, node.limits, self._boxes
+        )
 
         def key() -> str:
             if config.url is None:

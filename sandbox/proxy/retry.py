@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from sandbox.proxy.config import RetryConfig
-from sandbox.proxy.errors import CallFailure, OutcomeUnknown, Transient
+from sandbox.proxy.errors import CallFailure, OutcomeUnknown, SharedQuota, Transient
 from sandbox.proxy.result import Reply
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -19,12 +19,14 @@ async def with_retries(
     *,
     reads: bool,
     repeatable: bool,
+    admit: Callable[[], Awaitable[None]] | None = None,
     sleep: Sleep = asyncio.sleep,
 ) -> Reply:
     """The first reply of at most ``max_attempts`` attempts.
 
     ``repeatable``: the call may be sent again though it may have taken effect. ``reads``: it has no
-    effect to be unsure about. Raises what the last attempt became: RateLimited, UpstreamFailed,
+    effect to be unsure about. ``admit`` is asked before each further attempt; when it raises
+    SharedQuota there is none. Raises what the last attempt became: RateLimited, UpstreamFailed,
     Unreachable ...; OutcomeUnknown as soon as a reply is lost that may not be asked for again, and
     at the end for a repeatable call that has effects.
     """
@@ -36,12 +38,16 @@ async def with_retries(
             maybe_applied = maybe_applied or transient.applied
             if transient.applied and not repeatable:
                 raise _unknown(transient) from None
+            last = _unknown(transient) if maybe_applied and not reads else transient.failure
             wait_s = _wait_s(transient, number, config)
             if wait_s is None or number + 1 == config.max_attempts:
-                if maybe_applied and not reads:
-                    raise _unknown(transient) from None
-                raise transient.failure from None
+                raise last from None
         await sleep(wait_s)
+        if admit is not None:
+            try:
+                await admit()
+            except SharedQuota:
+                raise last from None
     raise AssertionError("max_attempts is at least 1")
 
 

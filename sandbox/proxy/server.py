@@ -19,12 +19,14 @@ from sandbox.proxy.doors import agent_door, control_door
 from sandbox.proxy.errors import ProxyConfigError
 from sandbox.proxy.pipeline import KillSwitch
 from sandbox.proxy.proxy import ToolProxy
-from sandbox.proxy.quota import QuotaStore
 from sandbox.proxy.scrub import ScrubFilter
+from sandbox.quota import QuotaStore
 
 _BACKLOG = 4096
+_OWNERS_EVERY_S = 2.0
 _LOUD = ("httpx2", "httpcore2", "mcp", "uvicorn.access")
 """Loggers that would write URLs and headers with secrets in them."""
+_log = logging.getLogger("parl.proxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,18 @@ async def running(
         agent.append(tcp)
     servers = [(_server(agent_door(proxy)), agent), (_server(control_door(proxy)), control)]
     serving: list[asyncio.Task[None]] = []
+    watching: asyncio.Task[None] | None = None
     try:
         await proxy.start()
         serving = [asyncio.ensure_future(server.serve(bound)) for server, bound in servers]
+        watching = asyncio.ensure_future(_watch_owners(proxy))
         while not all(server.started for server, _ in servers):
             await asyncio.sleep(0.005)
         yield RunningProxy(proxy, config.agent_path, config.control_path, port)
     finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait({watching})
         for server, _ in servers:
             server.should_exit = True
         if serving:
@@ -90,6 +97,15 @@ async def running(
             bound.close()
         for path in (config.agent_path, config.control_path):
             path.unlink(missing_ok=True)
+
+
+async def _watch_owners(proxy: ToolProxy) -> None:
+    """An episode ends with the process that opened it, even one that had no time for goodbyes."""
+    while True:
+        await asyncio.sleep(_OWNERS_EVERY_S)
+        num_closed = await proxy.close_abandoned()
+        if num_closed:
+            _log.warning("closed %d episodes whose owner is dead", num_closed)
 
 
 def quiet_logs(scrub: ScrubFilter) -> None:

@@ -91,13 +91,15 @@ class World:
                 source.cassette.close()
 
 
-async def load_tools(world: World, default_mode: Mode) -> None:
-    """Fill ``world.tools``. Upstreams that only replay are not asked: their tools stand on the
-    cassette. ProxyConfigError: a name twice, an override of a tool that does not exist, a mode
-    that lacks its cassette or simulator."""
+async def load_tools(world: World, default_mode: Mode, killed: bool = False) -> None:
+    """Fill ``world.tools``. Upstreams that only replay are not asked, none while the kill switch
+    is on (``killed``): their tools stand on the cassette. ProxyConfigError: a name twice, an
+    override of a tool that does not exist, a mode that lacks its cassette or simulator."""
     for source in world.sources.values():
         config = source.config
-        listings = {listing.name: listing for listing in await _listings(source, default_mode)}
+        listings = {
+            listing.name: listing for listing in await _listings(source, default_mode, killed)
+        }
         unknown = (set(config.tools) | set(config.include) | set(config.exclude)) - set(listings)
         if unknown:
             raise ProxyConfigError(
@@ -133,9 +135,10 @@ def _modes(source: Source, default_mode: Mode) -> set[str]:
     return {own, *(tool.mode for tool in config.tools.values() if tool.mode is not None)}
 
 
-async def _listings(source: Source, default_mode: Mode) -> list[ToolListing]:
+async def _listings(source: Source, default_mode: Mode, killed: bool) -> list[ToolListing]:
     upstream, cassette, name = source.upstream, source.cassette, source.name
-    if upstream.kind != "mcp" or _modes(source, default_mode) & {"record", "live", "live_read"}:
+    reaches = not killed and _modes(source, default_mode) & {"record", "live", "live_read"}
+    if upstream.kind != "mcp" or reaches:
         listings = await upstream.listings()
         recording = "record" in _modes(source, default_mode)
         if upstream.kind == "mcp" and cassette is not None and recording:

@@ -52,7 +52,7 @@ class SandboxService:
         self.counts = Counts()
         self.status: Literal["ok", "starting", "stopping"] = "starting"
         self._leases = leases
-        self._tasks = TaskSource(config.task_roots, config.allow_uncertified)
+        self._tasks = TaskSource(config.task_roots, config.allow_uncertified, config.sandbox)
         self._pools = PoolBook(config, leases)  # pyright: ignore[reportArgumentType] - mapped str
         self._live: dict[str, LiveSession] = {}
         self._by_token: dict[str, LiveSession] = {}

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 import tempfile
 import traceback
@@ -176,7 +177,9 @@ def _run(function: Any, arguments: dict[str, Any], fixtures: dict[str, Any]) -> 
 
 
 def main(words: list[str]) -> int:
-    """Paths are files, folders or ``file::test``; options are ignored."""
+    """Paths are files, folders or ``file::test``; options are ignored. ``PYTHONPATH``, which an
+    isolated interpreter leaves out, comes last: nothing there hides the standard library."""
+    sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     sys.modules["pytest"] = _module()
     files: list[tuple[Path, set[str]]] = []
     for word in words:

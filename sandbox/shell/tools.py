@@ -2,7 +2,8 @@
 
 Shipped to the box as text, run there; standard library only. Harbor names absolute folders (/app,
 /tests, /logs, /solution); a box has one writable folder. They live below it, and their paths are
-translated in commands, scripts and answers, so a task reads the same as in its container.
+translated in commands, scripts and answers, so a task reads the same as in its container. In a
+container of the task's own image (``base`` is "/") the folders are what they are called.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ MAX_ARTIFACT_FILES = 2000
 MAX_DEPTH = 16
 WORLD = ".world.json"
 """What tools need to know; in a file, because a killed worker loses its memory."""
+_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
 
 def setup(data: dict[str, Any]) -> None:
-    """``data``: roots, files {path: {base64, mode}}, run [commands], env, cwd, artifacts."""
-    base = workdir()
+    """``data``: roots, files {path: {base64, mode}}, run [commands], env, cwd, artifacts, base."""
+    base = Path(data.get("base") or workdir())
     for root in data["roots"]:
         (base / root).mkdir(exist_ok=True)
     for path, entry in data["files"].items():
@@ -41,7 +43,9 @@ def setup(data: dict[str, Any]) -> None:
         target.chmod(entry["mode"])
     (base / data["cwd"].lstrip("/")).mkdir(parents=True, exist_ok=True)
     kept = {key: data[key] for key in ("roots", "env", "cwd", "artifacts", "call_timeout_s")}
-    (base / WORLD).write_text(json.dumps(kept))
+    (workdir() / WORLD).write_text(json.dumps({**kept, "base": str(base)}))
+    if str(base) == "/":
+        os.chdir(data["cwd"])  # where code that runs beside the tools starts
     for command in data["run"]:
         code, output = _shell(command, kept["call_timeout_s"])
         if code != 0:
@@ -85,12 +89,12 @@ def read_file(path: str) -> str:
 def end_state() -> dict[str, Any]:
     """The artifacts as {path: {base64, mode}}: regular files only, links are never followed."""
     world = _world()
-    base = workdir()
+    base = Path(world["base"])
     files: dict[str, Any] = {}
     refused: list[str] = []
     total = 0
     for root in world["artifacts"]:
-        for path in _walk(base / root.lstrip("/"), 0, refused):
+        for path in _walk(base, base / root.lstrip("/"), 0, refused):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except OSError:
@@ -114,7 +118,7 @@ def end_state() -> dict[str, Any]:
     return {"files": files, "refused": sorted(refused)[:50]}
 
 
-def _walk(path: Path, depth: int, refused: list[str]) -> list[Path]:
+def _walk(base: Path, path: Path, depth: int, refused: list[str]) -> list[Path]:
     """Files below ``path`` in order; links and special files go to ``refused``."""
     try:
         mode = path.lstat().st_mode
@@ -123,11 +127,11 @@ def _walk(path: Path, depth: int, refused: list[str]) -> list[Path]:
     if stat.S_ISREG(mode):
         return [path]
     if not stat.S_ISDIR(mode) or depth > MAX_DEPTH:
-        refused.append(str(path.relative_to(workdir())))
+        refused.append(str(path.relative_to(base)))
         return []
     found: list[Path] = []
     for child in sorted(path.iterdir()):
-        found += _walk(child, depth + 1, refused)
+        found += _walk(base, child, depth + 1, refused)
     return found
 
 
@@ -146,8 +150,15 @@ def _inside(path: str) -> Path:
 
 
 def _translate(text: str, roots: list[str], base: str) -> str:
+    if not roots:
+        return text
     names = "|".join(re.escape(root) for root in roots)
     return re.sub(rf"(?<![\w./:~-])/({names})(?![\w-])", rf"{base}/\1", text)
+
+
+def _value(text: str, roots: list[str], base: str) -> str:
+    """A variable's value, whose folders may be joined by colons."""
+    return ":".join(_translate(part, roots, base) for part in text.split(":"))
 
 
 def _renamed(content: bytes, roots: list[str]) -> bytes:
@@ -168,19 +179,19 @@ def _shown(text: str, roots: list[str]) -> str:
 def _shell(command: str, timeout_s: float) -> tuple[int | None, str]:
     """(exit status or None at the time limit, output); the process group is killed at the limit."""
     world = _world()
-    base = str(workdir())
+    base = world["base"]
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": base,
         "TMPDIR": base,
         "LANG": "C.UTF-8",
-        **{key: _translate(value, world["roots"], base) for key, value in world["env"].items()},
+        **{key: _value(value, world["roots"], base) for key, value in world["env"].items()},
     }
-    cwd = workdir() / world["cwd"].lstrip("/")
+    cwd = Path(base) / world["cwd"].lstrip("/")
     # a file and not a pipe: a background process that keeps a pipe open would hold the answer back
-    with tempfile.TemporaryFile(dir=base) as output:
+    with tempfile.TemporaryFile(dir=workdir()) as output:
         process = subprocess.Popen(
-            ["/bin/bash", "-c", _translate(command, world["roots"], base)],
+            [_SHELL, "-c", _translate(command, world["roots"], base)],
             cwd=cwd if cwd.is_dir() else base,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import fnmatch
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sandbox.box_image import BoxImage
 from sandbox.errors import TaskError
 from sandbox.manifest.harbor import Manifest
 from sandbox.shell.dockerfile import Recipe, read_recipe
@@ -18,6 +20,7 @@ BUNDLE_NAME = "shell"
 ROOTS = ("app", "tests", "solution", "logs")
 MAX_BYTES = 4 << 20
 _NEEDS_RUNNER = re.compile(r"(?m)^[^#\n]*\b(m?pytest|uvx?|pip3?|apt-get|curl)\b")
+_MKDIR = re.compile(r"\bmkdir\s+([^;&|<>]+)")
 _SYSTEM = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp"}
     | {"usr", "var", "box"}
@@ -26,11 +29,18 @@ _SYSTEM = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ShellWorld:
-    """``environment`` goes into the agent's box, ``verifier`` into the verifier's."""
+    """``environment`` goes into the agent's box, ``verifier`` into the verifier's; the images are
+    what these boxes are made of, where they are containers of the task's own images."""
 
     environment: dict[str, Any]
     verifier: dict[str, Any]
     notes: tuple[str, ...]
+    image: BoxImage | None = None
+    verifier_image: BoxImage | None = None
+
+
+MakeWorld = Callable[[Path, Manifest, float], ShellWorld]
+"""(task folder, its manifest, seconds of a call)"""
 
 
 def shell_sources() -> tuple[str, str]:
@@ -57,7 +67,7 @@ def shell_world(folder: Path, manifest: Manifest, call_timeout_s: float) -> Shel
     if any((folder / "environment").glob("*compose.y*ml")):
         notes.append("environment: the services of docker compose are not started")
     cwd = manifest.environment.workdir or recipe.workdir
-    targets = [cwd, *(target for _, target in recipe.copies)]
+    targets = [cwd, *(target for _, target in recipe.copies), *_named_folders(recipe)]
     roots = list(dict.fromkeys([*ROOTS, *(target.strip("/").split("/")[0] for target in targets)]))
     for root in roots:
         if root in _SYSTEM or not root:
@@ -65,14 +75,12 @@ def shell_world(folder: Path, manifest: Manifest, call_timeout_s: float) -> Shel
                 f"{dockerfile}: writes to /{root}, which is read-only in a box; copy to /app "
                 "or another folder of the task's own"
             )
-    artifacts = [_source_of(item) for item in manifest.artifacts] or [cwd]
-    shared = {"roots": roots, "cwd": cwd}
+    artifacts = declared_artifacts(manifest) or [cwd]
+    shared: dict[str, Any] = {"roots": roots, "cwd": cwd, "artifacts": artifacts}
+    shared |= {"files": _copied(folder / "environment", recipe), "run": recipe.run}
     environment = {
         **shared,
-        "files": _copied(folder / "environment", recipe),
-        "run": recipe.run,
         "env": {**recipe.env, **manifest.environment.env},
-        "artifacts": artifacts,
         "call_timeout_s": max(1.0, call_timeout_s - 1.0),
     }
     verifier = {
@@ -81,14 +89,41 @@ def shell_world(folder: Path, manifest: Manifest, call_timeout_s: float) -> Shel
         "env": {**recipe.env, **manifest.verifier.env},
         "timeout_s": max(1.0, manifest.verifier.timeout_sec - 1.0),
     }
-    script = (folder / "tests" / "test.sh").read_text("utf-8", "replace")
-    if _NEEDS_RUNNER.search(script):
-        verifier["runner"] = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
+    if (runner := runner_for(folder)) is not None:
+        verifier["runner"] = runner
         notes.append(
             "tests/test.sh: nothing is installed at verification; pytest is PARL's small runner "
             "(sandbox.shell.runner)"
         )
     return ShellWorld(environment, verifier, (*notes, *recipe.notes))
+
+
+def _named_folders(recipe: Recipe) -> list[str]:
+    """The task's own folders that variables hold and mkdir makes."""
+    values = [part for value in recipe.env.values() for part in value.split(":")]
+    for command in recipe.run:
+        for words in _MKDIR.findall(command):
+            values += words.split()
+    return [place for place in values if place.startswith("/") and not is_system(place)]
+
+
+def runner_for(folder: Path) -> str | None:
+    """Text of the runner that stands in for pytest, if tests/test.sh installs or runs it."""
+    script = (folder / "tests" / "test.sh").read_text("utf-8", "replace")
+    if not _NEEDS_RUNNER.search(script):
+        return None
+    return (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
+
+
+def declared_artifacts(manifest: Manifest) -> list[str]:
+    """Absolute paths whose content reaches the verifier; TaskError for another kind of entry."""
+    return [_source_of(item) for item in manifest.artifacts]
+
+
+def is_system(path: str) -> bool:
+    """Whether an absolute path is the operating system's, not the task's."""
+    first = path.strip("/").split("/")[0]
+    return not first or first in _SYSTEM
 
 
 def packed(part: Path, folder: Path) -> dict[str, Any]:

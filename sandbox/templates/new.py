@@ -13,6 +13,8 @@ from sandbox.manifest.native import slug
 HERE = Path(__file__).parent
 FAMILIES = ("python", "http", "mcp", "bash")
 """python: functions; http: a service in the box; mcp: an MCP server in the box; bash: a shell."""
+SHARED = HERE / "shared"
+"""What plain Harbor starts in the examples with tools.py; each written folder gets its own copy."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -32,9 +34,10 @@ def write_task(folder: Path, name: str, family: str) -> Path:
         raise TaskError(f"{folder}: exists already; choose another name or remove it")
     full = name if "/" in name else f"local/{name}"
     try:
-        shutil.copytree(
-            HERE / family, folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
-        )
+        ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(HERE / family, folder, ignore=ignore)
+        if family != "bash":  # it is a plain Harbor task, with tests of its own
+            shutil.copytree(SHARED, folder, ignore=ignore, dirs_exist_ok=True)
         for file in ("task.toml", "README.md"):
             path = folder / file
             text = Template(path.read_text(encoding="utf-8"))

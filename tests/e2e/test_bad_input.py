@@ -73,6 +73,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rounds.num_round=3", "did you mean num_rounds?"),
         ("rollout.temperature=-1", "rollout.temperature = -1"),
         ("model.vocab_size=100", "make 291"),
+        ("rounds.advantage=zzz", "expected one of group_mean, group_std"),
+        ("rollout.episode_timeout_s=-5", "rollout.episode_timeout_s = -5"),
+        ("rollout.temperature=inf", "expected a finite number"),
+        ("tasks.mix={lookup=inf}", "tasks.mix"),
+        ("tasks.min_tokens={nope=5}", "no such task type; it has "),
+        ("ray.num_cpus=0", "ray.num_cpus = 0"),
+        ("sandbox.proxy_file=nowhere.toml", "no such file"),
+        ('chat.words=["user", "user"]', "chat.words: "),
+        ("rounds=3", "--set rounds=3: "),
+        ("run.ledger=postgresql://u@h:abc/x", "is not a URL"),
     ],
 )
 def test_a_wrong_value_starts_nothing(tmp_path, override, said):
@@ -142,6 +152,60 @@ def test_without_bubblewrap_nothing_runs_unisolated(tmp_path):
             (tools / name).symlink_to(found)
     done = run(tmp_path / "runs", *EMPTY_RUN, env={"PATH": str(tools)})
     assert_refused(done, 1, "bwrap", "bubblewrap")
+
+
+def test_a_renamed_folder_is_told_its_name(finished, tmp_path):
+    """The ledger knows the run by the old name; no command may half work."""
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    for verb in ("status", "resume", "rescore", "report"):
+        done = parl("rl", verb, other)
+        assert_refused(done, 1, f"holds {finished.name} and no run 'other'", "rename the folder")
+
+
+def test_an_edited_config_does_not_go_on(finished, tmp_path):
+    """What the ledger tells of a run is true of all its rounds. Where it runs may change."""
+    copy = tmp_path / finished.name
+    shutil.copytree(finished, copy)
+    file = copy / "config.toml"
+    assert file.stat().st_mode & 0o077 == 0
+    text = file.read_text()
+    file.write_text(text.replace("violation = 1.0", "violation = 0.5"))
+    done = parl("rl", "resume", copy)
+    assert_refused(done, 2, "was edited", "reward.violation: 1.0 -> 0.5", "put it back")
+    assert "finished" in parl("rl", "status", copy).stdout
+    file.write_text(text.replace("num_runners = ", "num_runners = 1"))
+    assert parl("rl", "resume", copy).returncode == 0
+
+
+def test_a_finished_run_stays_finished(finished, tmp_path):
+    """A report that cannot be written does not undo the rounds."""
+    copy = tmp_path / finished.name
+    shutil.copytree(finished, copy)
+    shutil.rmtree(copy / "checkpoints")
+    assert_refused(parl("rl", "resume", copy), 2, "checkpoint")
+    assert "finished" in parl("rl", "status", copy).stdout
+
+
+def test_a_password_is_not_shown():
+    """Neither by --dry-run nor in the line about a URL that nothing can read."""
+    words = ["rl", "run", "--config", CONFIG, "--dry-run", "--set"]
+    done = parl(*words, "run.ledger=postgresql://me:geheim@host/db")
+    assert done.returncode == 0 and "me:***@host/db" in done.stdout
+    done = parl(*words[:-2], "--set", "run.ledger=postgresql://me:geheim@host:x/db")
+    assert_refused(done, 2, "host:x/db", "expected sqlite:///PATH")
+    assert "geheim" not in done.stderr
+
+
+def test_rescore_of_nothing_is_not_success(finished):
+    """A run without a committed round has no reward to compare."""
+    assert_refused(parl("rl", "rescore", finished), 1, "has no committed round yet")
+
+
+def test_no_folder_of_runs(tmp_path):
+    """A mistyped --dir is not an empty list."""
+    assert_refused(parl("rl", "list", "--dir", tmp_path / "nowhere"), 2, "no such folder")
+    assert parl("rl", "list", "--dir", tmp_path).stdout.startswith("no runs in ")
 
 
 @pytest.mark.slow

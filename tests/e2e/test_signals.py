@@ -16,10 +16,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(
-    ("backend", "line"),
-    [("local", "round 1/2"), pytest.param("ray", "ray at", marks=pytest.mark.ray)],
+    ("backend", "line", "number"),
+    [
+        ("local", "round 1/2", signal.SIGTERM),
+        ("local", "round 1/2", signal.SIGINT),
+        pytest.param("ray", "ray at", signal.SIGTERM, marks=pytest.mark.ray),
+    ],
 )
-def test_a_terminated_run_says_so_and_is_resumed(tmp_path: Path, backend: str, line: str):
+def test_a_stopped_run_says_so_and_is_resumed(
+    tmp_path: Path, backend: str, line: str, number: signal.Signals
+):
     """In a round, and while Ray starts its actors: Ray's own handler would abort the process."""
     command = [sys.executable, "-m", "parl.cli.main", "rl", "run"]
     for value in (
@@ -40,10 +46,13 @@ def test_a_terminated_run_says_so_and_is_resumed(tmp_path: Path, backend: str, l
         for text in driver.stdout:
             if text.startswith(line):
                 break
-        driver.send_signal(signal.SIGTERM)
+        driver.send_signal(number)
         _, err = driver.communicate(timeout=120)
-    assert driver.returncode == 143, err
-    assert err.splitlines()[-1].startswith("terminated; resume with: parl rl resume "), err
+    assert driver.returncode == 128 + number, err
+    *before, last = err.splitlines()
+    assert "stopping: the engine and the boxes are being closed" in before, err
+    word = "terminated" if number == signal.SIGTERM else "interrupted"
+    assert last.startswith(f"{word}; resume with: parl rl resume "), err
     status = parl("rl", "status", tmp_path / "test-001").stdout
     assert status.startswith("run test-001: stopped, ")
     if backend == "local":

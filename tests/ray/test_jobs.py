@@ -73,7 +73,7 @@ def test_job_that_fails(head: HeadNode, folder: Path, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert code == 1
     assert "about to fail" in out.splitlines()
-    assert err == "job bad-1 failed with exit code 1: parl: mix = 3: expected a table\n"
+    assert err == "parl: job bad-1 failed with exit code 1: parl: mix = 3: expected a table\n"
 
 
 def test_job_that_takes_too_long(head: HeadNode) -> None:

@@ -1,15 +1,21 @@
 """The cluster's quotas behind a Ray actor, as tool proxies use them."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 import ray
 
 from infra.cluster.connect import ClusterHandle
-from sandbox.actors import ClusterQuotas, start_quotas
+from sandbox.actors import NAMESPACE, QUOTAS_NAME, ClusterQuotas, start_quotas
+from sandbox.config import SandboxConfig
+from sandbox.guardian import Guardian
+from sandbox.proxied import ProxyDoor
 from sandbox.proxy.proxy import ToolProxy
 from sandbox.proxy.result import ProxyResult
+from sandbox.task import load_task
+from tests.sandbox.proxied_tasks import api_task, operator
 from tests.sandbox.proxy.api import ApiServer
 from tests.sandbox.proxy.conftest import api_config
 
@@ -67,3 +73,42 @@ def test_two_proxies_share_one_bucket_and_one_switch(
     assert switched[0].error == "CASSETTE_MISS"
     assert (lost[0].error, lost[0].infra) == ("CASSETTE_MISS", True)
     assert api.hits["GET weather"] == 5
+
+
+def test_every_process_finds_the_clusters_keeper(cluster: ClusterHandle, tmp_path: Path) -> None:
+    """quotas.shared = "ray" in two operators' files: one bucket, one switch."""
+    api = ApiServer()
+    bucket = {"cluster": {"rate_per_s": 0.001, "burst": 3}, "max_wait_s": 0, "shared": "ray"}
+    folders = [tmp_path / name for name in ("a", "b")]
+    tasks, doors = [], []
+    for folder in folders:
+        folder.mkdir()
+        quotas = json.dumps(bucket).replace(": ", " = ").replace('"shared"', "shared")
+        for key in ("cluster", "rate_per_s", "burst", "max_wait_s"):
+            quotas = quotas.replace(f'"{key}"', key)
+        file = operator(folder, api)
+        file.write_text(f"quotas = {quotas}\n" + file.read_text())
+        tasks.append(load_task(api_task(folder / "task", api, mode="live")).spec)
+        settings = SandboxConfig(allow_live=True, proxy_file=file, proxy_dir=folder / "node")
+        doors.append(ProxyDoor(settings, Guardian()))
+
+    async def go() -> list[str | None]:
+        errors: list[str | None] = []
+        try:
+            for door, spec in zip(doors, tasks, strict=True):
+                tools = await door.open(spec, "e")
+                assert tools is not None
+                for number in range(3):
+                    called = await tools.episode.call("weather", {"city": str(number)})
+                    errors.append(called.error)
+        finally:
+            for door in doors:
+                await door.close()
+        return errors
+
+    try:
+        assert asyncio.run(go()) == [None] * 3 + ["shared_quota"] * 3
+    finally:
+        api.stop()
+        ray.kill(ray.get_actor(QUOTAS_NAME, namespace=NAMESPACE))
+    assert api.hits["GET weather"] == 3

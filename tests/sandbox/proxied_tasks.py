@@ -58,6 +58,16 @@ def take(name: str, count: int) -> dict:
 '''
 
 
+SIMULATED = '\n[metadata.parl.proxy.upstreams.stock]\nkind = "python"\nsource = "tools/stock.py"\n'
+
+
+def simulated(folder: Path) -> Path:
+    """A task whose tool "take" is a simulator."""
+    write_task(folder, SIMULATED)
+    (folder / "tools" / "stock.py").write_text(SIMULATOR)
+    return folder
+
+
 def write_task(folder: Path, proxy: str, calls: list[dict[str, Any]] | None = None) -> Path:
     """A task folder with one tool in the box and what ``proxy`` (TOML) declares beside it."""
     files = {
@@ -119,11 +129,11 @@ def config(**changes: Any) -> SandboxConfig:
 Body = Callable[[SandboxPool, TaskSpec], Awaitable[Any]]
 
 
-def in_pool(folder: Path, settings: SandboxConfig, body: Body, record: bool = False) -> Any:
+def in_pool(folder: Path, settings: SandboxConfig, body: Body) -> Any:
     """Run ``await body(pool, spec)`` with one box."""
 
     async def go() -> Any:
-        loaded = load_task(folder, record=record)
+        loaded = load_task(folder)
         pool = SandboxPool(loaded.bundle, size=1, leases=MemoryLeases(), config=settings)
         await pool.start()
         try:

@@ -83,6 +83,53 @@ def test_it_outlives_a_killed_owner_and_its_process_group(tmp_path: Path):
     assert not (tmp_path / "box").exists()
 
 
+def test_the_folder_of_a_proxy_in_process_ends_with_its_owner(tmp_path: Path):
+    """Audit log and journal of a pool whose process was killed; its simulator's folder too."""
+    program = textwrap.dedent(
+        """
+        import asyncio, pathlib, sys
+        from sandbox.pool import SandboxPool
+        from sandbox.fakes import MemoryLeases
+        from sandbox.task import load_task
+        from tests.sandbox import proxied_tasks as tasks
+
+        folder = tasks.simulated(pathlib.Path(sys.argv[1]) / "task")
+
+        async def main():
+            loaded = load_task(folder)
+            settings = tasks.config(unsafe_local=True)
+            pool = SandboxPool(loaded.bundle, size=1, leases=MemoryLeases(), config=settings)
+            session = await pool.acquire(loaded.spec)
+            await tasks.play(session, tasks.raw("take", name="bolt", count=1))
+            print("ready", flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+        """
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == b"ready\n"
+        kinds = {path.name.rpartition("-")[0] for path in temporary.iterdir()}
+        assert kinds == {"parl-proxy", "parl-guard"}
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(temporary.iterdir())
+
+
 def test_one_that_cannot_be_reaped_does_not_stop_the_others(tmp_path: Path):
     """The error is raised at the end."""
     elsewhere = footprint(tmp_path / "elsewhere") | {"host": "another machine"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from sandbox.check.run import CheckSettings, check_folder
 from sandbox.errors import TaskError
 from sandbox.fakes import MemoryLeases
 from sandbox.pool import SandboxPool
+from sandbox.proxy.cassette import Cassette
+from sandbox.proxy.scrub import Scrubber
 from sandbox.recording import record_task
 from sandbox.session import RawCall, Stop
 from sandbox.task import TaskSpec, load_task
@@ -47,7 +50,11 @@ def test_an_api_is_recorded_and_then_replayed_without_it(tmp_path: Path, api: Ap
     boxed tools answer in one episode, with digests, repairs and call numbers on record."""
     folder = api_task(tmp_path / "task", api)
     recording = config(allow_live=True, proxy_file=operator(tmp_path, api))
-    played = asyncio.run(record_task(folder, recording, MemoryLeases()))
+    recorded = asyncio.run(record_task(folder, recording, MemoryLeases()))
+    assert recorded.different is None and recorded.replayed is not None
+    (added,) = recorded.added
+    assert added.calls == {"GET /v1/weather": 1, "POST /v1/items": 1} and not added.scrubbed
+    played = recorded.played
     assert played.passed and not played.errors, played
     assert api.hits["GET weather"] == api.hits["POST items"] == 1
     api.stop()
@@ -101,9 +108,14 @@ result_aliases = {temperature = ["celsius"]}
     copy = load_task(api_task(tmp_path / "two", api, extra)).spec
     assert copy.content_hash == spec.content_hash
     assert copy.proxy and spec.proxy and copy.proxy.world_name != spec.proxy.world_name
-    (tmp_path / "two" / "cassettes").mkdir()
-    (tmp_path / "two" / "cassettes" / "api.jsonl").write_text("{}\n")
+    cassette = Cassette(tmp_path / "two" / "cassettes" / "api.jsonl", Scrubber())
+    cassette.path.parent.mkdir()
+    cassette.record_tools("api", [])
+    cassette.close()
     assert load_task(tmp_path / "two").spec.content_hash != spec.content_hash
+    cassette.path.write_text("{}\n")
+    with pytest.raises(TaskError, match=r"api\.jsonl:1: schema version None; expected 1"):
+        load_task(tmp_path / "two")
 
 
 def test_result_schemas_and_loops_hold_for_proxied_tools(tmp_path: Path, api: ApiServer) -> None:
@@ -187,7 +199,8 @@ MCP = """
 [metadata.parl.proxy.upstreams.notes]
 kind = "mcp"
 command = "{command}"
-args = ["{script}"]
+args = ["mcp_server.py"]
+cwd = "tools"
 cassette = "cassettes/notes.jsonl"
 include = ["add_note", "list_notes"]
 tools.list_notes = {{effect = "read"}}
@@ -202,14 +215,17 @@ NOTES = [
 @pytest.mark.slow
 def test_an_mcp_server_is_recorded_and_then_replayed_without_it(tmp_path: Path) -> None:
     """Its tools are known from the cassette; before that the task says what to do."""
-    proxy = MCP.format(command=sys.executable, script=SERVER)
+    proxy = MCP.format(command=sys.executable)
     folder = write_task(tmp_path / "task", proxy, NOTES)
+    shutil.copy(SERVER, folder / "tools")
     with pytest.raises(TaskError, match=r"no tools on the cassette .*record it first"):
         load_task(folder)
     settings = config(allow_live=True)
-    played = asyncio.run(record_task(folder, settings, MemoryLeases()))
+    recorded = asyncio.run(record_task(folder, settings, MemoryLeases()))
+    assert recorded.different is None and recorded.added[0].num_listings == 1
+    played = recorded.played
     assert played.passed and not played.errors, played
-    write_task(folder, MCP.format(command="/no/such/server", script=SERVER), NOTES)
+    write_task(folder, MCP.format(command="/no/such/server"), NOTES)
 
     async def body(pool: SandboxPool, spec: TaskSpec) -> Any:
         assert [tool.name for tool in spec.tools] == ["double", "list_notes", "add_note"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.config import SandboxConfig
-from sandbox.errors import BackendUnavailable, SandboxLost, TaskError
+from sandbox.errors import SandboxLost, TaskError
 from sandbox.fakes import MemoryLeases
 from sandbox.pool import SandboxPool
 from sandbox.proxied import check_proxy, split_owner
@@ -17,12 +17,12 @@ from sandbox.proxy.server import running
 from sandbox.recording import record_task
 from sandbox.task import TaskSpec, load_task
 from tests.sandbox.proxied_tasks import (
-    SIMULATOR,
     api_task,
     config,
     in_pool,
     play,
     raw,
+    simulated,
     write_task,
 )
 from tests.sandbox.proxy.api import ApiServer
@@ -33,15 +33,6 @@ def api() -> Iterator[ApiServer]:
     server = ApiServer()
     yield server
     server.stop()
-
-
-SIMULATED = '\n[metadata.parl.proxy.upstreams.stock]\nkind = "python"\nsource = "tools/stock.py"\n'
-
-
-def simulated(folder: Path) -> Path:
-    write_task(folder, SIMULATED)
-    (folder / "tools" / "stock.py").write_text(SIMULATOR)
-    return folder
 
 
 @pytest.mark.parametrize("door", ["in_process", "socket"])
@@ -62,7 +53,7 @@ def test_a_simulator_has_a_state_for_each_episode(tmp_path: Path, door: str) -> 
             ]
 
     if door == "in_process":
-        in_pool(folder, config(unsafe_local=True), body)
+        in_pool(folder, config(), body)
         return
 
     async def served() -> None:
@@ -76,17 +67,13 @@ def test_a_simulator_has_a_state_for_each_episode(tmp_path: Path, door: str) -> 
     asyncio.run(served())
 
 
-def test_live_modes_and_host_code_must_be_allowed(tmp_path: Path, api: ApiServer) -> None:
+def test_live_modes_must_be_allowed(tmp_path: Path, api: ApiServer) -> None:
     """One line that names the tool, the mode and the setting, before a box is taken."""
     live = load_task(api_task(tmp_path / "live", api, mode="live")).spec
     with pytest.raises(TaskError, match=r"'weather' has mode 'live'.*sandbox\.allow_live = true"):
-        check_proxy(live, SandboxConfig(), trusted=True)
-    check_proxy(live, SandboxConfig(allow_live=True), trusted=True)
-    folder = simulated(tmp_path / "sim")
-    spec = load_task(folder).spec
-    with pytest.raises(BackendUnavailable, match="unsafe_local"):
-        check_proxy(spec, SandboxConfig(), trusted=False)
-    check_proxy(spec, SandboxConfig(), trusted=True)
+        check_proxy(live, SandboxConfig())
+    check_proxy(live, SandboxConfig(allow_live=True))
+    check_proxy(load_task(simulated(tmp_path / "sim")).spec, SandboxConfig())
 
     async def body(pool: SandboxPool, spec: TaskSpec) -> int:
         with pytest.raises(TaskError, match="allow_live"):
@@ -123,7 +110,7 @@ def test_episodes_are_closed_on_errors_and_cancellation(tmp_path: Path) -> None:
         await again.close()
         await again.close()
 
-    in_pool(folder, config(unsafe_local=True), body)
+    in_pool(folder, config(), body)
 
     async def gone(pool: SandboxPool, spec: TaskSpec) -> None:
         with pytest.raises(SandboxLost, match="does not answer"):

@@ -18,13 +18,18 @@ Estimator = Callable[[np.ndarray, Sequence[str], np.ndarray], np.ndarray]
 ESTIMATORS: dict[str, Estimator] = {"group_mean": group_mean, "group_std": group_std}
 
 
-def advantages_for(
-    kind: str, rewards: np.ndarray, groups: Sequence[str], violation: np.ndarray
-) -> np.ndarray:
-    """Run estimator ``kind``; ConfigError lists the known ones."""
+def check_estimator(kind: str) -> None:
+    """ConfigError lists the known ones."""
     if kind not in ESTIMATORS:
         raise ConfigError(
             f"rounds.advantage={kind!r} is unknown; expected one of {', '.join(sorted(ESTIMATORS))}"
         )
+
+
+def advantages_for(
+    kind: str, rewards: np.ndarray, groups: Sequence[str], violation: np.ndarray
+) -> np.ndarray:
+    """Run estimator ``kind``; ConfigError lists the known ones."""
+    check_estimator(kind)
     assert np.isfinite(rewards).all(), "an episode without a reward is in the batch: drop it first"
     return ESTIMATORS[kind](rewards, groups, violation)

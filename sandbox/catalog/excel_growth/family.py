@@ -62,6 +62,7 @@ class ExcelGrowth(GeneratedFamily):
     name = "excel_growth"
     packages: ClassVar[tuple[str, ...]] = ("openpyxl", "et_xmlfile")
     parts: ClassVar[tuple[str, ...]] = ("calculator",)
+    verify_parts: ClassVar[tuple[str, ...]] = ("named_number",)
 
     def draw(self, draws: Draws, task_type: str, accepts: Accepts) -> Drawn | None:
         """See ``GeneratedFamily``."""

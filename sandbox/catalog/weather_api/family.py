@@ -75,6 +75,7 @@ class WeatherApi(GeneratedFamily):
 
     name = "weather_api"
     parts = ("calculator",)
+    verify_parts = ("named_number",)
 
     def extra_tools_source(self) -> str:
         """The service's text, which the tools start as a process."""

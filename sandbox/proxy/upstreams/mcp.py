@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sandbox.errors import BackendUnavailable
 from sandbox.proxy.config import LimitsConfig, ToolConfig
 from sandbox.proxy.config import McpUpstream as Config
 from sandbox.proxy.effects import Hints, effect_of_hints
@@ -50,6 +51,8 @@ class McpConnection:
     async def close(self) -> None:
         """Leave the session and end the server; idempotent."""
         self._stop.set()
+        if not self._ready.done():
+            self._owner.cancel()  # nobody needs to see it start
         done, _ = await asyncio.wait({self._owner}, timeout=_CLOSE_TIMEOUT_S)
         if not done:
             self._owner.cancel()
@@ -78,6 +81,8 @@ def _start_failure(error: BaseException) -> CallFailure:
         inner = inner.exceptions[0]
     if isinstance(inner, CallFailure):
         return inner
+    if isinstance(inner, BackendUnavailable):
+        return McpFailed(str(inner))
     return McpFailed(f"the MCP server does not start ({type(inner).__name__})")
 
 

@@ -1,4 +1,4 @@
-"""How to reach an MCP server: a guarded child over stdio, or streamable HTTP through the guard of
+"""How to reach an MCP server: a boxed child over stdio, or streamable HTTP through the guard of
 addresses, with secrets put in on the way."""
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 
+from sandbox.backends.printable import printable
+from sandbox.proxy.boxes import Boxes
 from sandbox.proxy.config import LimitsConfig, NetworkConfig
 from sandbox.proxy.config import McpUpstream as Config
-from sandbox.proxy.errors import AccessDenied, ResponseTooLarge, SecretUnavailable
-from sandbox.proxy.guarded import clean_environment, guarded
+from sandbox.proxy.errors import AccessDenied, McpFailed, ResponseTooLarge, SecretUnavailable
 from sandbox.proxy.network import AddressGuard, PinnedTransport
 from sandbox.proxy.request import HttpRequest
 from sandbox.proxy.scrub import Scrubber
@@ -34,42 +35,56 @@ def transport_factory(
     guard: AddressGuard,
     network: NetworkConfig,
     limits: LimitsConfig,
+    boxes: Boxes,
 ) -> TransportFactory:
     """The transport that ``config`` asks for; each call of the result is a new connection."""
     if config.command is not None:
-        return lambda: _stdio(config, secrets)
+        return lambda: _stdio(config, secrets, boxes, limits.max_body_bytes)
     return lambda: _http(config, secrets, guard, network, limits)
 
 
 @asynccontextmanager
-async def _stdio(config: Config, secrets: SecretStore) -> AsyncIterator[Any]:
+async def _stdio(
+    config: Config, secrets: SecretStore, boxes: Boxes, max_line_bytes: int
+) -> AsyncIterator[Any]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     assert config.command is not None, "checked by transport_factory"
-    command = guarded([config.command, *config.args])
-    environment = {**clean_environment(), **config.env, **secrets.env_of(config.command)}
+    bound = secrets.env_of(config.command)
+    # the first box of a proxy is tried out before
+    start = await asyncio.to_thread(boxes.server, config, bound, 2 * max_line_bytes)
     parameters = StdioServerParameters(
-        command=command[0], args=command[1:], env=environment, cwd=config.cwd
+        command=start.argv[0], args=start.argv[1:], env=start.env, cwd=start.directory
     )
     read, write = os.pipe()
     pump = asyncio.ensure_future(_pump_log(read, config.command, secrets.scrubber))
+    failed: Exception | None = None
     with os.fdopen(write, "w") as stderr:
-        yield stdio_client(parameters, errlog=stderr)
-    await pump
+        try:
+            yield stdio_client(parameters, errlog=stderr)
+        except Exception as error:  # a boundary: groups of whatever the SDK's tasks met
+            failed = error
+    last_line = await pump
+    await asyncio.to_thread(start.swept)
+    if failed is not None:
+        raise McpFailed(f"the MCP server ended ({last_line or 'it said nothing'})") from failed
 
 
-async def _pump_log(descriptor: int, command: str, scrubber: Scrubber) -> None:
-    """What the server writes to its standard error becomes log lines, scrubbed."""
+async def _pump_log(descriptor: int, command: str, scrubber: Scrubber) -> str:
+    """What the server writes to its standard error becomes log lines, scrubbed; the last one."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     pipe = os.fdopen(descriptor, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    pending = b""
+    pending, last = b"", ""
     while chunk := await reader.read(65536):
         *lines, pending = (pending + chunk)[-65536:].split(b"\n")
         for line in lines:
-            _log.debug("%s: %s", command, scrubber.text(line.decode("utf-8", "replace")[:1000]))
+            text = scrubber.text(line.decode("utf-8", "replace")[:1000])
+            last = text.strip()[:300] or last
+            _log.debug("%s: %s", command, text)
     transport.close()
+    return printable(last)
 
 
 @asynccontextmanager

@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sandbox.errors import TaskError
+from sandbox.errors import BackendUnavailable, TaskError
+from sandbox.proxy.boxes import Boxes, Start
 from sandbox.proxy.config import PythonUpstream as Config
 from sandbox.proxy.config import ToolConfig
 from sandbox.proxy.errors import ProxyConfigError, SimulatorFailed, ToolFailed
-from sandbox.proxy.guarded import clean_environment, guarded, python_module
 from sandbox.proxy.result import Reply
 from sandbox.proxy.upstreams.base import Prepared, SendContext, ToolListing
 from sandbox.tool_schema import tools_from_source
@@ -25,9 +25,11 @@ _LINE_LIMIT = 64 << 20
 class SimulatorProcess:
     """One process for a source file; requests are answered in any order."""
 
-    def __init__(self, source: str, name: str) -> None:
+    def __init__(self, source: str, name: str, boxes: Boxes) -> None:
         self._source = source
         self._name = name
+        self._boxes = boxes
+        self._start: Start | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ids = itertools.count()
@@ -69,42 +71,58 @@ class SimulatorProcess:
         await process.wait()
         if self._reading is not None:
             await self._reading
+        if self._start is not None:
+            await asyncio.to_thread(self._start.swept)
 
     async def _running(self) -> asyncio.subprocess.Process:
         async with self._starting:
             # answers end before the exit is noticed: a request in between would wait for nobody
             ended = self._reading is not None and self._reading.done()
             if self._process is None or self._process.returncode is not None or ended:
-                command = guarded(
-                    python_module("sandbox.proxy.simulator_worker", Path(self._name).name)
-                )
+                start = self._start = await self._prepared()
                 self._process = await asyncio.create_subprocess_exec(
-                    *command,
+                    *start.argv,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    env=clean_environment(),
+                    env=start.env,
                     start_new_session=True,
                     limit=_LINE_LIMIT,
                 )
+                if start.greeting:
+                    self._send(self._process, start.greeting)
                 self._write(self._process, self._source)
                 self._reading = asyncio.ensure_future(self._read(self._process))
             return self._process
 
+    async def _prepared(self) -> Start:
+        try:  # the first box of a proxy is tried out before
+            return await asyncio.to_thread(self._boxes.simulator, Path(self._name).name)
+        except BackendUnavailable as error:
+            raise SimulatorFailed(str(error)) from None
+
+    def _write(self, process: asyncio.subprocess.Process, value: Any) -> None:
+        self._send(process, json.dumps(value).encode() + b"\n")
+
     @staticmethod
-    def _write(process: asyncio.subprocess.Process, value: Any) -> None:
+    def _send(process: asyncio.subprocess.Process, data: bytes) -> None:
         assert process.stdin is not None, "started with pipes"
         try:
-            process.stdin.write(json.dumps(value).encode() + b"\n")
+            process.stdin.write(data)
         except (BrokenPipeError, ConnectionResetError, RuntimeError):
             raise SimulatorFailed("the simulator's process has ended") from None
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "started with pipes"
-        while line := await process.stdout.readline():
-            answer = json.loads(line)
-            future = self._waiting.get(answer["id"])
-            if future is not None and not future.done():
-                future.set_result(answer)
+        try:
+            while line := await process.stdout.readline():
+                answer = json.loads(line)
+                future = self._waiting.get(answer["id"])
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            # the author's code can write here too, lines of any length and kind
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(SimulatorFailed("the simulator's process has ended"))
@@ -115,7 +133,7 @@ class PythonUpstream:
 
     kind = "python"
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(self, name: str, config: Config, boxes: Boxes) -> None:
         """ProxyConfigError when the file cannot be read or has no tools."""
         self._name = name
         self._config = config
@@ -127,7 +145,7 @@ class PythonUpstream:
         except (OSError, UnicodeDecodeError, TaskError) as error:
             raise ProxyConfigError(f"upstreams.{name}: {error}") from None
         self._specs = {spec.name: spec for spec in specs}
-        self.process = SimulatorProcess(source, str(config.source))
+        self.process = SimulatorProcess(source, str(config.source), boxes)
 
     @property
     def names(self) -> frozenset[str]:

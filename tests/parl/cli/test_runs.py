@@ -34,7 +34,7 @@ def test_runs_are_numbered_and_found_again(tmp_path):
     ledger = first.open_ledger()
     info = Store(ledger, "t-001").load_run()
     ledger.close()
-    assert (info.status, info.seed, info.run_dir) == ("running", 4, str(first.path))
+    assert (info.status, info.seed, info.run_dir) == ("created", 4, str(first.path))
 
 
 def test_an_unknown_run_names_the_nearest(tmp_path):
@@ -82,9 +82,9 @@ def test_two_drivers_do_not_share_a_run(tmp_path):
 def test_status_list_and_report_of_a_fresh_run(tmp_path, capsys):
     create_run(config(tmp_path))
     assert cli.run(["rl", "status", "--dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("run t-001: running, 0/60 rounds, left ?")
+    assert capsys.readouterr().out.startswith("run t-001: created, 0/60 rounds, left ?")
     assert cli.run(["rl", "list", "--dir", str(tmp_path)]) == 0
-    assert "t-001  running  0/60 rounds" in capsys.readouterr().out
+    assert "t-001  created  0/60 rounds" in capsys.readouterr().out
     assert cli.run(["rl", "report", "t-001", "--dir", str(tmp_path)]) == 0
     assert (tmp_path / "t-001" / "report.md").is_file()
 
@@ -121,13 +121,16 @@ def test_doctor_looks_into_a_run(tmp_path, capsys):
     create_run(config(tmp_path))
     cli.run(["doctor", "t-001", "--dir", str(tmp_path)])
     out = capsys.readouterr().out
-    assert "run t-001: running, 0 rounds committed" in out
+    assert "run t-001: created, 0 rounds committed" in out
     assert "no worker has written a wait file yet" in out
 
 
 def test_a_dead_driver_is_not_called_running(tmp_path, capsys):
     """Its last word in the ledger is "running"; the lock knows better."""
     folder = create_run(config(tmp_path))
+    ledger = folder.open_ledger()
+    Store(ledger, folder.run_id).set_run_status("running")
+    ledger.close()
     with sole_driver(folder):
         pass
     assert cli.run(["rl", "list", "--dir", str(tmp_path)]) == 0
@@ -143,7 +146,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path, capsys):
     assert cli.run(["rl", "list", "--dir", str(tmp_path)]) == 0
     one, other = capsys.readouterr().out.splitlines()
     assert one.startswith(f"{first.path.parent}/t-001  unreadable: ")
-    assert other.startswith(f"{first.path.parent}/t-002  running")
+    assert other.startswith(f"{first.path.parent}/t-002  created")
 
 
 @pytest.mark.parametrize(

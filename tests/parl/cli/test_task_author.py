@@ -90,7 +90,7 @@ def test_a_flaw_exits_1_and_names_itself(
     [
         (["check", "nowhere"], "is neither a folder nor a shipped family"),
         (["check", "lookup_calc/ad"], "known: lookup, add"),
-        (["check", ".", "--level", "Z"], "--level 'Z'"),
+        (["check", ".", "--backend", "Z"], "--backend 'Z'"),
         (["new", "x", "--family", "perl"], "one of python, http, mcp, bash"),
         (["run", "lookup_calc/add", "--agent", "me"], "oracle, nop, shell, engine"),
         (["import", "bfcl", "nowhere", "out"], "does not exist"),

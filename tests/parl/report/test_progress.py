@@ -94,10 +94,18 @@ def test_no_terminal_means_plain_lines():
     progress = open_progress(stream)
     progress.phase_started("rounds")
     progress.round_done(report(0))
-    progress.finished(RunSummary("r-1", "runs/r-1", None, None, 10, 61.0))
+    progress.finished(RunSummary("r-1", "runs/r-1", None, None, 10, 10, 61.0))
     text = stream.getvalue()
     assert "\x1b" not in text
     assert text.splitlines()[-1] == "== finished r-1: 10 rounds in 1:01 | runs/r-1"
+
+
+def test_a_resumed_run_does_not_claim_the_time_of_all_rounds():
+    """Time and rounds in one sentence belong together."""
+    stream = io.StringIO()
+    PlainProgress(stream).finished(RunSummary("r-1", "runs/r-1", None, None, 10, 3, 61.0))
+    expected = "== finished r-1: 10 rounds in 1:01 of this process for the last 3 | runs/r-1\n"
+    assert stream.getvalue() == expected
 
 
 @pytest.mark.parametrize(
@@ -118,6 +126,6 @@ def test_written_demonstrations_are_told_every_few_seconds_and_at_the_end():
         clock.now = done * 0.1
         lines(done, 40)
     assert stream.getvalue().splitlines() == [
-        "demonstrations 25/40 | 10/s",
-        "demonstrations 40/40 | 10/s",
+        "demonstrations 25/40 | 10/s | left 0:02",
+        "demonstrations 40/40 | 10/s | left 0:00",
     ]

@@ -17,6 +17,7 @@ from parl.cli.runs import create_run
 from parl.config import RunConfig
 from parl.rounds.certified import require_certified
 from parl.rounds.parts import RunParts, sandbox_config
+from parl.store.store import Store
 from sandbox.check.certificate import issue, write_certificate
 from sandbox.check.findings import CheckReport, Step
 from sandbox.check.folder_family import FolderFamily
@@ -37,6 +38,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def certify(folder: Path) -> None:
     """What a passed check writes."""
     report = CheckReport(str(folder), "n", "1", content_hash(folder), steps=[Step("oracle")])
+    report.flake = {"repeat": 5}
     write_certificate(folder, issue(report, load_key()))
 
 
@@ -150,6 +152,9 @@ def test_two_rounds_on_a_certified_folder(tmp_path: Path, capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert "run folders-001, weights" in out, err
     assert "outcome" in out and "verdict" in out, err
+    ledger = open_ledger(f"sqlite:///{run}/ledger.db", create=False)
+    Store(ledger, run.name).set_run_status("stopped")  # a finished run has nothing to refuse
+    ledger.close()
     shutil.rmtree(folder / "attacks")
     assert cli.run(["rl", "resume", str(run)]) == 2
     assert "is for content" in capsys.readouterr().err

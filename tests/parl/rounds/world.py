@@ -284,6 +284,7 @@ def facts(run: Run) -> dict[str, Any]:
             "decisions": [
                 (e.kind, e.round_index, e.key, dict(e.data))
                 for e in store.events()
-                if not e.kind.startswith("episode_")
+                # those tell what happened on the way, not what was decided
+                if not e.kind.startswith("episode_") and e.kind != "infra_failure"
             ],
         }

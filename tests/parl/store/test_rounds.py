@@ -173,7 +173,7 @@ def test_the_audit_finds_what_is_wrong(store: Store, ledger: Ledger):
 
 def test_runs(ledger: Ledger, store: Store):
     """Created once, loaded, ended; another run in the same ledger is separate."""
-    assert store.load_run().config == {"a": 1} and store.load_run().status == "running"
+    assert store.load_run().config == {"a": 1} and store.load_run().status == "created"
     with pytest.raises(RunError, match="exists already"):
         store.create_run(name="run", kind="rl", seed=3, config={})
     store.set_run_status("failed", "no space left")

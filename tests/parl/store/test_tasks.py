@@ -29,6 +29,7 @@ def certify(folder: Path) -> CheckReport:
     report = CheckReport(
         str(folder), "acme/task", "1", content_hash(folder), steps=[Step("oracle")]
     )
+    report.flake = {"repeat": 5}
     write_certificate(folder, issue(report, load_key()))
     return report
 

@@ -3,203 +3,51 @@
 from __future__ import annotations
 
 import base64
-import gzip
-import json
 import os
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.templates.new import write_task
+from tests.sandbox.check.planting import (
+    Flaw,
+    agent_module,
+    another_read,
+    answer_from_agent_files,
+    answer_in_data,
+    answers_in_data,
+    append,
+    both,
+    compose,
+    copy_solution,
+    damaged_cassette,
+    dockerfile,
+    edit,
+    follow_links,
+    judge,
+    judge_first,
+    link_out,
+    log_note,
+    manifest,
+    nameless_answer,
+    no_attacks,
+    no_solution,
+    packed_report,
+    passing_attack,
+    random_world,
+    readable_oracle,
+    refunds,
+    replay,
+    replay_without_cassette,
+    reward_from_workdir,
+    service,
+    test_script,
+    tool_code,
+    unpin,
+    verifier,
+    writable_tests,
+)
 
-
-@dataclass(frozen=True)
-class Flaw:
-    """``rule``: the name it must be found by. ``static``: seen without running anything."""
-
-    name: str
-    rule: str
-    family: str
-    plant: Callable[[Path], object]
-    static: bool = True
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text, f"{path} has no {old!r}"
-    path.write_text(text.replace(old, new))
-
-
-def append(path: Path, text: str) -> None:
-    path.write_text(path.read_text() + text)
-
-
-def verifier(body: str) -> Callable[[Path], None]:
-    """Replace tests/verify.py."""
-
-    def plant(folder: Path) -> None:
-        text = "def verify(final_text, end_state, data):\n" + body
-        (folder / "tests" / "verify.py").write_text(text)
-
-    return plant
-
-
-def test_script(text: str) -> Callable[[Path], None]:
-    def plant(folder: Path) -> None:
-        (folder / "tests" / "test.sh").write_text("#!/bin/bash\n" + text)
-
-    return plant
-
-
-def dockerfile(line: str) -> Callable[[Path], None]:
-    return lambda folder: append(folder / "environment" / "Dockerfile", line + "\n")
-
-
-def manifest(old: str, new: str) -> Callable[[Path], None]:
-    return lambda folder: edit(folder / "task.toml", old, new)
-
-
-def unpin(folder: Path) -> None:
-    path = folder / "environment" / "Dockerfile"
-    path.write_text(path.read_text().split("@sha256")[0] + "\nWORKDIR /app\n")
-
-
-def copy_solution(folder: Path) -> None:
-    shutil.copy(folder / "solution" / "calls.jsonl", folder / "environment" / "notes.txt")
-
-
-def readable_oracle(folder: Path) -> None:
-    """Under a harmless name and only in part, but in the box."""
-    (folder / "environment" / "files").mkdir()
-    text = (folder / "tests" / "verify.py").read_text()
-    (folder / "environment" / "files" / "handbook.md").write_text("Read me.\n" + text)
-    edit(
-        folder / "tools" / "tools.py",
-        "    _save(data)",
-        '    (workdir() / "handbook.md").write_text(data.pop("files")["handbook.md"])\n'
-        "    _save(data)",
-    )
-
-
-def answer_in_data(folder: Path) -> None:
-    path = folder / "environment" / "data.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "expected": {"answer": "3"}}))
-
-
-def link_out(folder: Path) -> None:
-    (folder / "environment" / "extra.txt").symlink_to("/etc/hostname")
-
-
-def writable_tests(folder: Path) -> None:
-    (folder / "tests" / "verify.py").chmod(0o666)
-
-
-def compose(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "environment" / "docker-compose.yaml").write_text(text)
-
-
-def random_world(folder: Path) -> None:
-    tools = folder / "tools" / "tools.py"
-    edit(tools, "import json\n", "import json\nimport time\n")
-    edit(tools, '    return "\\n".join(', '    return str(time.time_ns()) + "\\n".join(')
-
-
-def replay_without_cassette(folder: Path) -> None:
-    append(
-        folder / "task.toml",
-        '\n[metadata.parl.proxy.upstreams.prices]\nkind = "python"\nmode = "replay"\n'
-        'source = "tools/tools.py"\ncassette = "cassettes/prices.jsonl"\n',
-    )
-
-
-def replay_with_a_gap(folder: Path) -> None:
-    replay_without_cassette(folder)
-    (folder / "cassettes").mkdir()
-    record = {"kind": "call", "request": {"python": "list_items", "arguments": {}}}
-    (folder / "cassettes" / "prices.jsonl").write_text(json.dumps(record) + "\n")
-
-
-def passing_attack(folder: Path) -> None:
-    shutil.copy(folder / "solution" / "calls.jsonl", folder / "attacks" / "other-way.jsonl")
-
-
-def no_solution(folder: Path) -> None:
-    (folder / "solution" / "calls.jsonl").unlink()
-
-
-def follow_links(folder: Path) -> None:
-    edit(
-        folder / "tools" / "tools.py",
-        "def end_state() -> dict[str, Any]:\n",
-        "def end_state() -> dict[str, Any]:\n"
-        '    note = workdir() / "output.txt"\n'
-        '    return {**_load(), "note": note.read_text() if note.exists() else ""}\n\n\n'
-        "def _unused() -> dict[str, Any]:\n",
-    )
-
-
-def reward_from_workdir(folder: Path) -> None:
-    """end_state hands over a file that the agent's side writes; the verifier believes it."""
-    edit(
-        folder / "tools" / "tools.py",
-        "def end_state() -> dict[str, Any]:\n",
-        "def end_state() -> dict[str, Any]:\n"
-        '    note = workdir() / "status.json"\n'
-        "    return json.loads(note.read_text()) if note.exists() else {}\n\n\n"
-        "def _unused() -> dict[str, Any]:\n",
-    )
-    verifier(
-        "    value = dict(end_state)\n"
-        "    good = any(value.get(key) is True for key in ('passed', 'x'))\n"
-        "    return {'correctness': float(good), 'reasons': []}\n"
-    )(folder)
-
-
-def judge(old: str, new: str) -> Callable[[Path], None]:
-    """Change tests/judge.py of the shell example."""
-    return lambda folder: edit(folder / "tests" / "judge.py", old, new)
-
-
-def answer_from_agent_files(folder: Path) -> None:
-    """The verifier counts the logs itself, as the agent left them."""
-    text = (folder / "tests" / "judge.py").read_text()
-    wanted = next(line for line in text.splitlines() if line.startswith("WANTED"))
-    judge(wanted, "import collections\n\nWANTED = collections.Counter(\n"
-          "    line.split(maxsplit=2)[2]\n"
-          "    for path in sorted(Path('/app/logs-in').glob('*.log'))\n"
-          "    for line in path.read_text().splitlines()\n"
-          "    if line.split()[1] == 'ERROR'\n)")(folder)  # fmt: skip
-    manifest('["/app/report.json"]', '["/app/report.json", "/app/logs-in"]')(folder)
-
-
-def packed_report(folder: Path) -> None:
-    """The right report, compressed, among the logs."""
-    target = folder / "environment" / "data" / ".cache" / "r.bin"
-    target.parent.mkdir()
-    target.write_bytes(gzip.compress(b'{"refused db-1": 1,\n "timeout db-2": 3}'))
-
-
-def log_note(name: str, text: str) -> Callable[[Path], object]:
-    """A file beside the logs that the agent reads."""
-    return lambda folder: (folder / "environment" / "data" / name).write_text(text)
-
-
-def judge_first(code: str) -> Callable[[Path], None]:
-    """Code before the comparison of the shell example."""
-    return judge("report = Path(", code + "\nreport = Path(")
-
-
-def agent_module(folder: Path) -> None:
-    """A test that imports beside the report."""
-    test_script("cd /app && pytest /tests/test_report.py -q\n")(folder)
-    (folder / "tests" / "test_report.py").write_text(
-        'import sys\n\nAPP = "/app"\nsys.path.insert(0, APP)\ntry:\n'
-        "    from settings import ROUND\nexcept ImportError:\n    ROUND = 0\n\n\n"
-        "def test_it():\n    assert ROUND == 0\n"
-    )
-
-
+CLOSED = "    raise ToolError('closed')\n"
+BUSY = 'return self.answer(503, {"error": "busy"})\n        '
 OK = "    return {'correctness': 1.0, 'reasons': []}\n"
 RIGHT = "    right = end_state['items'] == data['items']\n"
 FLAWS = [
@@ -220,6 +68,13 @@ FLAWS = [
          lambda folder: append(folder / "tools" / "tools.py", "\n\nEXPECTED_ANSWER = '3'\n")),
     Flaw("verifier readable in the box", "oracle-readable", "python", readable_oracle, False),
     Flaw("answer in the agent's data", "answer-readable", "python", answer_in_data, False),
+    Flaw("answer without a name", "answer-readable", "http", nameless_answer, False),
+    Flaw("passes until it fails", "passes-by-default", "bash", test_script(
+        "echo 1 > /logs/verifier/reward.txt\ntimeout 5 python3 -I /tests/judge.py\n"
+        "[ $? -eq 1 ] && echo 0 > /logs/verifier/reward.txt\nexit 0\n")),
+    Flaw("what is needed is cut off", "truncated-output", "python", tool_code(
+        '    return "\\n".join(', '    return "no change\\n" * 4000 + "\\n".join('), False),
+    Flaw("all answers in the agent's data", "answer-readable", "python", answers_in_data, False),
     Flaw("answer in the instruction", "passing-echo", "python", verifier(
         "    return {'correctness': float('digits only' in final_text), 'reasons': []}\n"), False),
     # -- secrets and pins
@@ -349,7 +204,8 @@ FLAWS = [
          lambda folder: edit(folder / "tools" / "tools.py", "    _save(data)",
                              "    _save(data['missing'])"), False),
     Flaw("missing cassette", "missing-cassette", "python", replay_without_cassette, False),
-    Flaw("cassette with a gap", "incomplete-cassette", "python", replay_with_a_gap, False),
+    Flaw("damaged cassette", "invalid-task", "python", damaged_cassette, False),
+    Flaw("cassette with a gap", "incomplete-cassette", "python", replay({"item": "bolt"}), False),
     Flaw("link out of the task", "linked-file", "python", link_out),
     Flaw("empty instruction", "empty-instruction", "python",
          lambda folder: (folder / "instruction.md").write_text("\n")),
@@ -371,6 +227,54 @@ FLAWS = [
     Flaw("alias of another tool", "invalid-task", "python",
          lambda folder: append(folder / "task.toml", "\n[metadata.parl.tools.list_items]\n"
                                'aliases = ["set_price"]\n'), False),
+    # -- the day, luck, and results that are only partly right
+    Flaw("tool closed at weekends", "luck-in-world", "python", tool_code(
+        '    items = _load()["items"]\n',
+        "    if datetime.date.today().weekday() > 4:\n    " + CLOSED
+        + '    items = _load()["items"]\n', "import datetime\n")),
+    Flaw("tool closed at weekends, hidden", "clock-dependent", "python", tool_code(
+        '    items = _load()["items"]\n',
+        "    if time.strftime('%a') in ('Sat', 'Sun'):\n    " + CLOSED
+        + '    items = _load()["items"]\n', "import time\n"), False),
+    Flaw("service closed at weekends", "clock-dependent", "http", service(
+        "        parts = urlsplit", "        now = getattr(datetime.datetime, 'now')()\n"
+        "        if getattr(now, 'isoweekday')() > 5:\n            " + BUSY + "parts = urlsplit",
+        "import datetime\n"), False),
+    Flaw("service busy by the clock", "luck-in-world", "http", service(
+        "        parts = urlsplit", "        if time.time_ns() // 1000 % 1000 < 1:\n            "
+        + BUSY + "parts = urlsplit", "import time\n")),
+    Flaw("service busy by luck", "luck-in-world", "http", service(
+        "        parts = urlsplit", "        if random.random() < 0.001:\n            "
+        + BUSY + "parts = urlsplit", "import random\n")),
+    Flaw("one answer in 300 fails", "unstable-read", "http", service(
+        '        if url.path == "/health"',
+        "        type(self).count = getattr(self, 'count', 0) + 1\n"
+        "        if self.count % 300 == 0:\n            " + BUSY + 'if url.path == "/health"'),
+        False),
+    Flaw("half a result by hash order", "nondeterministic-verifier", "python", both(
+        no_attacks, verifier(
+            "    probe = next(iter({'bolt M6', 'cable 2 m', 'lamp'}))\n"
+            "    right = end_state['items'][probe] == data['items'][probe]\n"
+            "    return {'correctness': float(right and final_text.strip() == '3'),\n"
+            "            'reasons': []}\n")), False),
+    Flaw("a read nobody plays writes", "effect-mislabeled", "python", another_read(
+        "    state = _load()\n    if item not in state['items']:\n"
+        "        raise ToolError('no such item')\n    found = state['items'][item]\n"
+        "    found['price'] = round(found['price'], -1)\n    _save(state)\n"
+        "    return str(found['price'])"), False),
+    Flaw("a read nobody plays is broken", "broken-tool", "python", another_read(
+        "    return str(_load()['prices'][item])"), False),
+    Flaw("too much is fine", "overdoing-passes", "http", refunds(
+        "any(states.get(i) != 'refunded' for i in data['refunded'])"), False),
+    Flaw("too little is fine", "partial-passes", "http", refunds(
+        "states[data['refunded'][0]] != 'refunded'"), False),
+    Flaw("more entries are fine", "overdoing-passes", "bash", judge(
+        "found == WANTED", "isinstance(found, dict) and all(found.get(k) == v for k, v in "
+        "WANTED.items())"), False),
+    Flaw("half an answer passes", "partial-passes", "python", both(
+        no_attacks, manifest("pass_threshold = 1.0", "pass_threshold = 0.5")), False),
+    Flaw("cassette of broken arguments", "incomplete-cassette", "python",
+         replay("{oops"), False),
     Flaw("a pipe in the folder", "special-file", "python",
          lambda folder: os.mkfifo(folder / "environment" / "pipe"), False),
 ]  # fmt: skip

@@ -42,6 +42,7 @@ def certify(folder: Path, key: Ed25519PrivateKey | None = None) -> Certificate:
     """As a passed check would."""
     step = Step("oracle")
     report = CheckReport(str(folder), "acme/task", "1", content_hash(folder), steps=[step])
+    report.flake = {"repeat": 5}
     return issue(report, key or load_key())
 
 
@@ -102,6 +103,21 @@ def test_a_failed_check_is_not_certified(folder: Path):
     report = CheckReport(str(folder), "acme/task", "1", content_hash(folder), steps=[step])
     with pytest.raises(TaskError, match=r"the check failed .passing-nop"):
         issue(report, load_key())
+
+
+def test_too_few_episodes_are_not_certified(folder: Path):
+    """The library refuses them too, and does not accept who signed some anyway."""
+    report = CheckReport(str(folder), "acme/task", "1", content_hash(folder), steps=[Step("nop")])
+    for flake in ({}, {"repeat": 4, "trials": 40}, {"trials": 8}):
+        report.flake = flake
+        with pytest.raises(TaskError, match=r"not certified: --repeat .* plays too few episodes"):
+            issue(report, load_key())
+    report.flake = {"trials": 10}  # as version 2 told it
+    old = issue(report, load_key())
+    assert problem_of(old, old.content_hash) is None
+    few = replace(old, flake={"trials": 4}, signature="")
+    signed = replace(few, signature=load_key().sign(few.message()).hex())
+    assert "rests on too little" in str(problem_of(signed, signed.content_hash))
 
 
 def test_the_key_is_made_once_and_only_for_the_user(folder: Path):

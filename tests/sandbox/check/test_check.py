@@ -21,7 +21,7 @@ from sandbox.templates.new import FAMILIES, write_task
 from tests.sandbox.conftest import best_level
 
 STEPS = ["schema", "lint", "build", "oracle", "nop", "agents", "attacks", "tamper", "leaks",
-         "effects", "determinism", "cassettes", "timing"]  # fmt: skip
+         "effects", "determinism", "clock", "cassettes", "timing"]  # fmt: skip
 
 
 def test_an_example_passes_and_the_report_holds_every_number(tmp_path: Path):
@@ -36,6 +36,7 @@ def test_an_example_passes_and_the_report_holds_every_number(tmp_path: Path):
     assert report.flake["trials"] == 6 and report.flake["failures"] == 0
     assert report.flake["upper_95"] == pytest.approx(1 - 0.05 ** (1 / 6))
     assert report.suggestions["min_tokens"] > 60 and report.level in ("A", "B")
+    assert "3 episodes of oracle and nop each are too few to certify" in report.notes[-1]
     plain = json.loads(json.dumps(report.to_dict()))
     assert plain["passed"] is True and plain["steps"][3]["data"]["passed"] == 3
     assert report_text(report).endswith("passed")

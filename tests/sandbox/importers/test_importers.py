@@ -52,8 +52,8 @@ def scores(folder: Path, *scripts: Script) -> list[float | None]:
 
 @pytest.mark.parametrize(
     ("format_name", "number"),
-    [("harbor", 0), ("harbor", 1), ("terminal-bench", 0), ("nemo-gym", 0), ("nemo-gym", 1),
-     ("tau2", 0), ("bfcl", 0), ("bfcl", 1)],
+    [("harbor", 0), ("harbor", 1), ("harbor", 2), ("terminal-bench", 0), ("nemo-gym", 0),
+     ("nemo-gym", 1), ("nemo-gym", 2), ("tau2", 0), ("bfcl", 0), ("bfcl", 1)],
 )  # fmt: skip
 def test_the_oracle_of_the_format_passes_and_nop_does_not(
     format_name: str, number: int, tmp_path: Path
@@ -63,7 +63,7 @@ def test_the_oracle_of_the_format_passes_and_nop_does_not(
     assert scores(task.folder, oracle, NOP) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["hello", "old"])
+@pytest.mark.parametrize("name", ["hello", "old", "totals"])
 def test_a_plain_harbor_folder_runs_unchanged(name: str):
     """Nothing is imported and nothing written: the public format as it is."""
     folder = FORMATS / "harbor" / name
@@ -82,6 +82,10 @@ def test_a_plain_harbor_folder_runs_unchanged(name: str):
         ("nemo-gym", 0, "the row has no tools"),
         ("nemo-gym", 0, "responses_create_params.temperature"),
         ("nemo-gym", 1, "tools do nothing"),
+        ("nemo-gym", 2, "difficulty: not used; what it asks for is not checked"),
+        ("harbor", 2, "environment.env.CURRENCY = ${SHOP_CURRENCY:-EUR}: variables of the host"),
+        ("harbor", 2, "image python:3.12-slim is not used"),
+        ("tau2", 0, "tools.py does not run in a box: no class derives from DB"),
         ("tau2", 0, "user simulator"),
         ("tau2", 0, "DB: the writing calls are compared"),
         ("tau2", 0, "NL_ASSERTION: not checked"),
@@ -96,7 +100,7 @@ def test_every_downgrade_is_said(format_name: str, number: int, said: str, tmp_p
 @pytest.mark.parametrize(
     ("format_name", "said"),
     [
-        ("nemo-gym", "rows.jsonl:3: verifier_metadata has keys"),
+        ("nemo-gym", "rows.jsonl:3: verifier_metadata and the row have keys"),
         ("tau2", "task 1: nothing is left to judge"),
         ("bfcl", "simple.jsonl:3 irrelevance_2: no ground_truth"),
         ("bfcl", "simple.jsonl:4 multi_turn_base_3: a multi-turn row"),

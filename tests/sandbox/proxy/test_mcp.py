@@ -28,7 +28,7 @@ NOTES = {"list_notes": {"effect": "read"}, "add_note": {"effect": "write"}}
 def config(folder: Path, upstream: dict[str, Any], **node: Any) -> ProxyConfig:
     base = {"kind": "mcp", "mode": "live", "tools": NOTES}
     if "url" not in upstream:
-        base = {**base, "command": sys.executable, "args": [str(SERVER)]}
+        base = {**base, "command": sys.executable, "args": [SERVER.name], "cwd": str(SERVER.parent)}
     return ProxyConfig.model_validate(
         {
             "state_dir": str(folder / "state"),
@@ -278,3 +278,17 @@ def test_the_oldest_protocol_and_the_audit_line(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "state/audit.jsonl").read_text().splitlines()[1])
     assert (line["kind"], line["effect"], line["mode"]) == ("mcp", "destructive", "live")
     assert (line["repairs"], line["policy_version"]) == (["key:style"], 9)
+
+
+def test_the_kill_switch_starts_no_server(tmp_path: Path) -> None:
+    """A live world is loaded from its cassette and replays."""
+    cassette = str(tmp_path / "c.jsonl")
+    light = {"args": ["-c", LIGHT, "#/$defs/A"], "tools": {}, "cassette": cassette}
+
+    async def body(proxy: ToolProxy, token: str) -> ProxyResult:
+        return await proxy.call(token, "t", {"a": 1})
+
+    recorded = with_proxy(config(tmp_path, {**light, "mode": "record"}), body)
+    dead = {**light, "mode": "live", "command": "/no/such/server"}
+    replayed = with_proxy(config(tmp_path / "k", dead, kill_switch=True), body)
+    assert (replayed.mode, replayed.text) == ("replay", recorded.text)

@@ -1,5 +1,5 @@
 """What others wrote: a public MCP server and a public OpenAPI document with its own server, each
-recorded once and replayed with nothing there."""
+recorded once and replayed where there is no network."""
 
 import contextlib
 import json
@@ -20,6 +20,7 @@ from sandbox.proxy.config import ProxyConfig
 from sandbox.proxy.proxy import ToolProxy
 from sandbox.proxy.result import ProxyResult
 from tests.sandbox.proxy.conftest import with_proxy
+from tests.sandbox.proxy.cut_off import play_cut_off
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-only-the-proxy-knows"
@@ -27,16 +28,11 @@ Script = list[tuple[str, dict[str, Any]]]
 
 
 def play(config: ProxyConfig, script: Script) -> tuple[list[str], list[ProxyResult]]:
-    async def nowhere(host: str, port: int) -> list[str]:
-        raise OSError("the network is cut")
-
     async def body(proxy: ToolProxy, token: str) -> Any:
         tools = [spec.name for spec in proxy.tools(token)]
         return tools, [await proxy.call(token, name, arguments) for name, arguments in script]
 
-    mode = next(iter(config.worlds["w"].upstreams.values())).mode
-    cut = {"resolve": nowhere} if mode == "replay" else {}
-    return with_proxy(config, body, **cut)
+    return with_proxy(config, body)
 
 
 def config(folder: Path, upstream: dict[str, Any], **node: Any) -> ProxyConfig:
@@ -75,7 +71,7 @@ def test_a_public_mcp_server(tmp_path: Path) -> None:
     assert recorded[1].value["time_difference"] == "+1.0h"
     assert (recorded[2].error, recorded[2].infra) == ("tool_error", False)
     offline = {**upstream, "mode": "replay", "command": "/no/such/server"}
-    again, replayed = play(config(tmp_path, offline), script)
+    again, replayed = play_cut_off(config(tmp_path, offline), script, tmp_path)
     assert again == tools
     check_replay(recorded, replayed)
 
@@ -163,7 +159,7 @@ def test_a_public_openapi_document(
     assert recorded[2].value[0]["name"] == "1" and recorded[5].value == []
     monkeypatch.delenv("PARL_TEST_SECRET")
     offline = {**upstream, "server_url": f"http://127.0.0.1:{port}", "mode": "replay"}
-    again, replayed = play(config(tmp_path, offline), script)
+    again, replayed = play_cut_off(config(tmp_path, offline), script, tmp_path)
     assert again == tools
     check_replay(recorded, replayed)
     assert TOKEN not in (tmp_path / "cassette.jsonl").read_text()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from infra.config import load_config
 from infra.errors import ConfigError
+from sandbox.proxy.__main__ import main
 from sandbox.proxy.access import allowed, host_matches, path_matches
 from sandbox.proxy.canonical import canonical_json, idempotency_key
 from sandbox.proxy.config import AccessRule, ProxyConfig, RetryConfig
@@ -18,10 +19,10 @@ from sandbox.proxy.declare import world_of_section
 from sandbox.proxy.effects import Hints, effect_of_hints, effect_of_verb
 from sandbox.proxy.errors import BinaryRefused, ProxyConfigError, Transient, Unreachable
 from sandbox.proxy.proxy import ToolProxy
-from sandbox.proxy.quota import LocalQuotas
 from sandbox.proxy.result import ProxyResult, Reply
 from sandbox.proxy.retry import with_retries
 from sandbox.proxy.shaping import shape
+from sandbox.quota import LocalQuotas
 from tests.sandbox.proxy.api import ApiServer
 from tests.sandbox.proxy.conftest import api_config, with_proxy
 
@@ -174,6 +175,34 @@ def test_waiting_for_a_token_and_the_episodes_own_limits(tmp_path: Path, api: Ap
     assert results[1].elapsed_ms > 30 and results[1].cost == 2.0
     assert "budget of 5" in results[2].text and "4 calls" in results[4].text
     assert not any(result.infra for result in results)
+
+
+def test_another_attempt_is_another_request(tmp_path: Path, api: ApiServer) -> None:
+    """A storm of 503 must not send three times what the bucket allows; the failure stays the
+    upstream's."""
+    bucket = {"cluster": {"rate_per_s": 0.001, "burst": 2}, "max_wait_s": 0}
+
+    async def body(proxy: ToolProxy, token: str) -> ProxyResult:
+        return await proxy.call(token, "status", {"code": "503"})
+
+    result = with_proxy(api_config(tmp_path, api, quotas=bucket), body)
+    assert (result.error, result.num_attempts) == ("upstream_5xx", 2)
+    assert api.hits["GET status"] == 2
+
+
+def test_the_switch_of_the_cluster_is_turned_by_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that every node sees; without one the line says what to set."""
+    switch = tmp_path / "STOP"
+    words = ["proxy", "--set", f"state_dir={tmp_path}"]
+    named = [*words, "--set", f"kill_switch_file={switch}"]
+    for turn, there in (("on", True), ("on", True), ("off", False), ("off", False)):
+        monkeypatch.setattr("sys.argv", [*named, "--kill-switch", turn])
+        assert main() == 0 and switch.exists() is there
+    monkeypatch.setattr("sys.argv", [*words, "--kill-switch", "on"])
+    assert main() == 2
+    assert "kill_switch_file" in capsys.readouterr().err
 
 
 def test_a_lost_quota_keeper_refuses(tmp_path: Path, api: ApiServer) -> None:

@@ -191,11 +191,13 @@ def test_local_and_remote_episodes_are_alike(tmp_path: Path, api: ApiServer) -> 
 # --- the process ------------------------------------------------------------------------------
 
 SIMULATOR = """
-import subprocess
-from sandbox.toolkit import tool
+import subprocess, tempfile
+from sandbox.toolkit import tool, workdir
 
 @tool
 def spawn() -> list:
+    (workdir() / "state").write_text("of this episode")
+    tempfile.mkdtemp()
     child = subprocess.Popen(["sleep", "600"])
     daemon = subprocess.Popen(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"],
                               stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -203,10 +205,12 @@ def spawn() -> list:
 """
 
 
-def toml(folder: Path, *, with_mcp: bool) -> Path:
+def toml(folder: Path, *, with_mcp: bool, boxed: bool = False) -> Path:
+    """Without boxes a tool's own process ids and files are the host's."""
     (folder / "sim.py").write_text(SIMULATOR)
     text = f"""
 state_dir = "{folder}/state"
+boxes = {{unsafe_local = {str(not boxed).lower()}, show = ["{SERVER.parent}"]}}
 [worlds.w.upstreams.sim]
 kind = "python"
 source = "{folder}/sim.py"
@@ -228,9 +232,11 @@ tools.spawn = {{name = "spawn_mcp"}}
 @contextlib.contextmanager
 def process(config: Path) -> Iterator[subprocess.Popen[str]]:
     """``python -m sandbox.proxy``, ready."""
+    temporary(config).mkdir(exist_ok=True)
     proxy = subprocess.Popen(
         [sys.executable, "-m", "sandbox.proxy", "--config", str(config)],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary(config))},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -241,6 +247,11 @@ def process(config: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         proxy.kill()
         proxy.wait(10)
+
+
+def temporary(config: Path) -> Path:
+    """Where the processes of a proxy keep what is to end with them."""
+    return config.with_name("temporary")
 
 
 def descendants(pid: int) -> list[int]:
@@ -254,12 +265,14 @@ def descendants(pid: int) -> list[int]:
 
 def gone(pids: list[int], within_s: float) -> bool:
     """Whether all processes end in time (a zombie has ended)."""
+    return eventually(lambda: not any(alive(pid) for pid in pids), within_s)
+
+
+def eventually(holds: Callable[[], bool], within_s: float) -> bool:
     deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not any(alive(pid) for pid in pids):
-            return True
+    while not holds() and time.monotonic() < deadline:
         time.sleep(0.02)
-    return False
+    return holds()
 
 
 def alive(pid: int) -> bool:
@@ -285,23 +298,72 @@ async def spawn_everything(control: Path, tools: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
+@pytest.mark.parametrize("boxed", [False, True], ids=["plain", "boxed"])
 @pytest.mark.parametrize(
     "with_mcp", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["python", "mcp"]
 )
-def test_nothing_outlives_the_proxy(tmp_path: Path, number: signal.Signals, with_mcp: bool) -> None:
-    """Simulators and MCP servers, their children, and daemons that left session and group, all end
-    with the proxy, however it ends."""
-    with process(toml(tmp_path, with_mcp=with_mcp)) as proxy:
+def test_nothing_outlives_the_proxy(
+    tmp_path: Path, number: signal.Signals, with_mcp: bool, boxed: bool
+) -> None:
+    """Simulators and MCP servers, their children, daemons that left session and group, and their
+    temporary folders all end with the proxy, however it ends."""
+    with process(toml(tmp_path, with_mcp=with_mcp, boxed=boxed)) as proxy:
         tools = ["spawn", "spawn_mcp"] if with_mcp else ["spawn"]
         control = tmp_path / "state/control.sock"
         spawned = asyncio.run(spawn_everything(control, tools))
+        if boxed:
+            spawned = []  # numbers of the box's own namespace; its processes descend from the proxy
         assert all(alive(pid) for pid in spawned)
         # a helper that forked another one may just be ending
         pids = [pid for pid in {*spawned, *descendants(proxy.pid)} if alive(pid)]
-        assert len(pids) >= 4
+        assert len(pids) >= 4 and len(list(temporary(tmp_path / "any").iterdir())) == len(tools)
         os.kill(proxy.pid, number)
         assert proxy.wait(20) == (0 if number == signal.SIGTERM else -number)
         assert gone(pids, 10)
+        assert eventually(lambda: not any(temporary(tmp_path / "any").iterdir()), 10)
+
+
+CLIENT = """
+import asyncio, pathlib, sys, time
+from tests.sandbox.proxy.test_server import spawn_everything
+print(*asyncio.run(spawn_everything(pathlib.Path(sys.argv[1]), ["spawn"])), flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_episode_ends_with_the_process_that_opened_it(tmp_path: Path) -> None:
+    """kill -9 of the owner: the proxy lives on and lets go of what the episode held. An episode of
+    another owner stays."""
+    with process(toml(tmp_path, with_mcp=False)) as proxy:
+        control = tmp_path / "state/control.sock"
+        command = [sys.executable, "-c", CLIENT, str(control)]
+
+        async def go() -> None:
+            client = ProxyClient(control)
+            owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+            try:
+                ours = await client.open_episode("ours", "w")
+                await ours.call("spawn", {})
+                assert owner.stdout is not None
+                await asyncio.to_thread(owner.stdout.readline)
+                assert (await client.health())["episodes"] == 2 and len(states()) == 2
+                owner.kill()
+                owner.wait()
+                owner.stdout.close()
+                deadline = time.monotonic() + 10
+                while (await client.health())["episodes"] == 2 and time.monotonic() < deadline:
+                    await asyncio.sleep(0.1)
+                assert (await client.health())["episodes"] == 1 and len(states()) == 1
+                assert (await ours.call("spawn", {})).error is None
+            finally:
+                owner.kill()
+                await client.close()
+
+        def states() -> list[Path]:
+            return list(temporary(tmp_path / "any").rglob("state"))
+
+        asyncio.run(go())
+        assert proxy.poll() is None
 
 
 def test_a_client_of_a_dead_proxy_is_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.sandbox.proxy.conftest import api_config, with_proxy
 
 SOURCE = '''
 import asyncio, os, time
-from sandbox.toolkit import ToolError, tool, workdir
+from sandbox.toolkit import ToolError, new_id, now, tool, workdir
 
 counter = 0
 start = {}
@@ -44,6 +44,15 @@ def data() -> dict:
 async def wait(seconds: float) -> str:
     await asyncio.sleep(seconds)
     return f"waited {seconds} in {workdir().name[:3]}"
+
+@tool
+def receipt() -> list:
+    """What a real API would make up."""
+    return [new_id("r-"), new_id("r-"), now(), now()]
+
+@tool
+async def late_receipt() -> list:
+    return [new_id(), now()]
 
 @tool
 def refuse() -> str:
@@ -89,6 +98,28 @@ def test_episodes_have_states_of_their_own(tmp_path: Path) -> None:
         assert (await proxy.call(other.token, "data", {})).value == {"seed": 2, "a": 0}
 
     with_proxy(config(tmp_path, data={"seed": 1, "a": 0}), body)
+
+
+def test_clock_and_identifiers_are_the_instances(tmp_path: Path) -> None:
+    """Equal data, equal receipts, also of tools that wait; other data, other identifiers; nothing
+    twice."""
+
+    async def body(proxy: ToolProxy, token: str) -> list[Any]:
+        told = []
+        for name, data in (("a", {"n": 1}), ("b", {"n": 1}), ("c", {"n": 2, "now": 100})):
+            episode = await proxy.open_episode(name, "w", data=data)
+            results = [await proxy.call(episode.token, tool, {}) for tool in RECEIPTS]
+            told.append([value for result in results for value in result.value])
+        return told
+
+    first, same, other = with_proxy(config(tmp_path), body)
+    assert first == same and first[0].startswith("r-") and len({*first[:2], first[4]}) == 3
+    assert first[2:4] + first[5:] == [1767225600.0 + second for second in range(3)]
+    assert other[2:4] + other[5:] == [100.0, 101.0, 102.0]
+    assert not {*first[:2], first[4]} & {*other[:2], other[4]}
+
+
+RECEIPTS = ("receipt", "late_receipt")
 
 
 def test_what_author_code_may_do_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

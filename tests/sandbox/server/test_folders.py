@@ -72,6 +72,7 @@ def write_task(folder: Path) -> Path:
 def certify(folder: Path) -> None:
     """Sign what the folder holds now."""
     report = CheckReport(str(folder), "tests/nap", "", content_hash(folder), steps=[Step("schema")])
+    report.flake = {"repeat": 5}
     write_certificate(folder, issue(report, load_key()))
 
 

@@ -16,6 +16,7 @@ from sandbox.fakes import MemoryLeases
 from sandbox.manifest.native import load_native
 from sandbox.session import RawCall
 from sandbox.shell.dockerfile import parse_dockerfile, read_recipe
+from sandbox.shell.rebase import rebased
 from sandbox.shell.runner import main as run_tests
 from sandbox.task import load_task
 from sandbox.templates.new import write_task
@@ -56,15 +57,87 @@ def test_what_a_box_can_do_of_a_dockerfile(tmp_path: Path):
     """Files and plain commands yes; installing no, and it says so."""
     path = tmp_path / "Dockerfile"
     path.write_text(
-        "FROM x\nWORKDIR /work\nENV A=1 B='2 3'\nCOPY a.txt b/\nCOPY --chown=1 c /data/c\n"
-        "RUN apt-get install -y jq\nRUN echo hi > /work/hi\nHEALTHCHECK none\n"
+        "FROM x\nWORKDIR /app\nENV A=1 B='2 3'\nCOPY a.txt b/\nCOPY --chown=1 c /data/c\n"
+        "RUN apt-get install -y jq\nRUN echo hi > /app/hi\nHEALTHCHECK none\n"
     )
     recipe = read_recipe(path)
-    assert recipe.workdir == "/work" and recipe.env == {"A": "1", "B": "2 3"}
-    assert recipe.copies == [("a.txt", "/work/b/"), ("c", "/data/c")]
-    assert recipe.run == ["cd /work && echo hi > /work/hi"]
+    assert recipe.workdir == "/app" and recipe.env == {"A": "1", "B": "2 3"}
+    assert recipe.copies == [("a.txt", "/app/b/"), ("c", "/data/c")]
+    assert recipe.run == ["cd /app && echo hi > /app/hi"]
     assert any("apt-get install -y jq is skipped" in note for note in recipe.notes)
     assert any("HEALTHCHECK is ignored" in note for note in recipe.notes)
+
+
+def test_variables_and_here_documents_are_those_of_a_build(tmp_path: Path):
+    """ENV expands what ARG and ENV set; RUN with a here-document is a script."""
+    path = tmp_path / "Dockerfile"
+    path.write_text(
+        "ARG V=1\nFROM x:${V}\nENV A=/data B=${A:-none} PATH=/x:$PATH\nENV C=$A/lib\n"
+        "RUN <<EOF\necho 1\necho 2\nEOF\nRUN cat <<'END' > /app/x\n$A\nEND\nWORKDIR /data\n"
+    )
+    recipe = read_recipe(path)
+    assert recipe.env["A"] == "/data" and recipe.env["B"] == "none"
+    assert recipe.env["C"] == "/data/lib" and recipe.env["PATH"].startswith("/x:/usr/local/sbin:")
+    assert recipe.run == [
+        "cd /app && echo 1\necho 2", "cd /app && cat <<'END' > /app/x\n$A\nEND"]  # fmt: skip
+    assert recipe.workdir == "/data" and "image x:1 is not used" in recipe.notes[0]
+
+
+DOCKERFILE = """# syntax=docker/dockerfile:1
+ARG BASE=python:3
+FROM ${BASE} AS one
+RUN --mount=type=cache,target=/c echo 1 && \\
+    echo 2
+RUN cat <<EOF > /x
+$HOME
+EOF
+FROM scratch
+COPY --link --from=one /x /x
+COPY --from=tools:2 /y /y
+"""
+
+
+def test_a_dockerfile_is_rewritten_for_the_builder_here(tmp_path: Path):
+    """Local bases, a label in each stage, and every step knows its line."""
+    path = tmp_path / "Dockerfile"
+    made = rebased(path, DOCKERFILE, lambda name: f"sha256:{name}", "a=1")
+    assert made.bases == {"python:3": "sha256:python:3", "tools:2": "sha256:tools:2"}
+    assert made.text.splitlines() == [
+        "ARG BASE=python:3", "FROM sha256:python:3 AS one", "LABEL a=1",
+        "RUN echo 1 &&      echo 2",
+        r'RUN ["/bin/sh", "-c", "cat <<EOF > /x\n$HOME\nEOF"]', "FROM scratch", "LABEL a=1",
+        "COPY --from=one /x /x", "COPY --from=sha256:tools:2 /y /y"]  # fmt: skip
+    numbers = [None if line is None else line.number for line in made.lines]
+    assert numbers == [2, 3, None, 4, 6, 9, None, 10, 11]
+    for line, said in (
+        ("RUN --mount=type=secret,id=k true", r"Dockerfile:2: RUN --mount is BuildKit's"),
+        ("COPY --chmod=755 a /a", r"Dockerfile:2: COPY --chmod is BuildKit's"),
+        ("COPY <<E /a\nx\nE", r"Dockerfile:2: COPY of a here-document"),
+    ):
+        with pytest.raises(TaskError, match=said):
+            rebased(path, f"FROM x\n{line}\n", str, "a=1")
+    with pytest.raises(TaskError, match="no FROM line"):
+        rebased(path, "RUN true\n", str, "a=1")
+
+
+def test_the_image_s_variables_and_files_hold_at_verification(folder: Path):
+    """PATH and PYTHONPATH of the image, folders translated, tests beside each other."""
+    dockerfile = folder / "environment" / "Dockerfile"
+    dockerfile.write_text(
+        dockerfile.read_text() + "ENV PYTHONPATH=/data/a:/data/b PATH=/data/bin:$PATH COLOUR=blue\n"
+        "RUN mkdir -p /data/a /data/b /data/bin && echo 'X = 1' > /data/a/first.py && "
+        "echo 'Y = 2' > /data/b/second.py && printf '#!/bin/sh\\necho $COLOUR' > "
+        "/data/bin/colour && chmod +x /data/bin/colour\n"
+    )
+    (folder / "tests" / "beside.py").write_text("Z = 3\n")
+    (folder / "tests" / "t.py").write_text(
+        "import beside, first, second, subprocess\n"
+        "said = subprocess.run(['colour'], capture_output=True, text=True).stdout.strip()\n"
+        "print(first.X + second.Y + beside.Z, said)\n"
+    )
+    script = 'said=$(python3 /tests/t.py); echo $said; [ "$said" = "6 blue" ] && r=1 || r=0; '
+    played = play(judged_by(folder, f"{script} echo $r > /logs/verifier/reward.txt"))
+    assert played.verdict.correctness == 1.0, played.verdict
 
 
 def test_a_missing_source_and_a_system_folder_are_refused(folder: Path):

@@ -17,19 +17,17 @@ def verify(final_text: str, end_state: dict[str, Any], data: dict[str, Any]) -> 
     """``{"correctness": 0.0 | 1.0, "reasons": [...]}``."""
     if end_state.get("workbook_sha256") != data["workbook_sha256"]:
         return {"correctness": 0.0, "reasons": ["the workbook was changed"]}
-    answer = final_text.strip()
-    for sign in ("%", "％"):
-        answer = answer.removesuffix(sign).rstrip()
-    name, number = "", answer
-    if data["name"]:
-        parts = answer.rsplit(None, 1)
-        if len(parts) != 2:
-            return {"correctness": 0.0, "reasons": ["the final text is not a name and a number"]}
-        name, number = parts[0].rstrip(" :：,，"), parts[1]
-    if not PERCENT.fullmatch(number):
+    # of catalog/parts/named_number.py, whose text follows this one in the bundle
+    read = read_named_number(  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
+        final_text, PERCENT, ("%", "％"), bool(data["name"])
+    )
+    if read == "name":
+        return {"correctness": 0.0, "reasons": ["the final text is not a name and a number"]}
+    if read == "number":
         return {"correctness": 0.0, "reasons": ["no percentage with two decimals, like 12.34"]}
+    name, number = read
     if name != data["name"]:
         return {"correctness": 0.0, "reasons": ["the name is wrong"]}
-    if Decimal(number.replace("\u2212", "-")) != Decimal(data["percent"]):
+    if number != Decimal(data["percent"]):
         return {"correctness": 0.0, "reasons": ["the percentage is wrong"]}
     return {"correctness": 1.0, "reasons": ["exact"]}

@@ -1,0 +1,163 @@
+"""Every read of a task, also those that the solution never makes, inside the box.
+
+The calls run in the task's own process (no session, so no loop detector ends them) and the end
+state is compared after each: a read changes nothing, and one that is declared idempotent answers
+the same each time. Whether an answer is *true* is known only where the solution relies on it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandbox.calls.decode import decode
+from sandbox.calls.table import ToolTable
+from sandbox.calls.types import CallError
+from sandbox.check.episodes import Stage
+from sandbox.check.findings import Step
+from sandbox.check.probe import SWEEP_TOOL
+from sandbox.check.scripts import Script
+from sandbox.check.subject import Case
+from sandbox.check.values import argument_sets
+from sandbox.session import RawCall
+from sandbox.shell.world import BUNDLE_NAME
+from sandbox.task import TaskSpec
+
+SWEEP_S = 8.0
+"""Seconds of all calls with other arguments, and again of the repeated ones."""
+REPEATS = 1000
+"""How often a read of the solution is repeated, if SWEEP_S allows: one failure in 300 then shows
+with 96 %."""
+
+
+def decoded_calls(case: Case) -> list[tuple[str, dict[str, Any]]]:
+    """(tool, arguments) of the solution's calls; one that cannot be decoded fails in the step
+    "oracle", so it is left out here."""
+    table = ToolTable(case.spec.tools, case.spec.forbidden_tools)
+    found = []
+    for calls in case.oracle.rounds:
+        for call in calls:
+            decoded = decode(call, table)
+            if not isinstance(decoded, CallError):
+                found.append((decoded.tool, decoded.arguments))
+    return found
+
+
+async def run_reads(
+    stage: Stage, spec: TaskSpec, case: Case, texts: tuple[str, ...], step: Step
+) -> None:
+    """``spec`` and ``stage`` are those of the probe bundle; ``texts``: what the solution read."""
+    elsewhere = case.spec.proxy.modes if case.spec.proxy is not None else {}
+    reads = [
+        tool
+        for tool in case.spec.tools
+        if tool.effect == "read"
+        and tool.name not in case.spec.forbidden_tools
+        and tool.name not in elsewhere
+    ]
+    if not reads:
+        return
+    solution = decoded_calls(case)
+    jobs: list[tuple[str, dict[str, Any]]] = []
+    for tool in reads:
+        played = [arguments for name, arguments in solution if name == tool.name]
+        jobs += [(tool.name, each) for each in argument_sets(case.spec, tool, played, texts)]
+    seen = await _sweep(stage, spec, "reads", jobs, 1, step)
+    _changes(seen, step)
+    _crashes(seen, step)
+    stable = {tool.name for tool in reads if tool.idempotent}
+    again = [(name, arguments) for name, arguments in solution if name in stable]
+    _unstable(await _sweep(stage, spec, "repeated-reads", again, REPEATS, step), step)
+    step.note = f"{len(seen)} reads played"
+
+
+def never_played(cases: list[Case], bundle_name: str, step: Step) -> None:
+    """Reads that no solution makes: nothing says that their answers are right."""
+    if bundle_name == BUNDLE_NAME:
+        return  # the shell world's own tools
+    used = {name for case in cases for name, _ in decoded_calls(case)}
+    for tool in cases[0].spec.tools:
+        if tool.name not in used and tool.effect == "read":
+            step.add(
+                "unplayed-read",
+                f"tool {tool.name}",
+                "no solution calls it, so nothing here depends on what it answers: it may be wrong "
+                "and nobody sees it; let a solution use it, or take it out",
+                "warning",
+            )
+
+
+async def _sweep(
+    stage: Stage,
+    spec: TaskSpec,
+    name: str,
+    jobs: list[tuple[str, dict[str, Any]]],
+    repeat: int,
+    step: Step,
+) -> list[dict[str, Any]]:
+    """What each call that was reached in time answered; a sweep that did not run is a finding."""
+    if not jobs:
+        return []
+    arguments = {"calls": json.dumps(jobs), "repeat": repeat, "budget_s": SWEEP_S}
+    script = Script(name, ((RawCall(SWEEP_TOOL, json.dumps(arguments)),),))
+    played = await stage.play(spec, script)
+    answer = played.observations[0] if played.observations else None
+    if answer is None or answer.error is not None:
+        words = played.start_text if answer is None else answer.text
+        step.add(
+            "not-checked",
+            f"effects: {name}",
+            f"the reads could not be played: {words[:200]}; a read must answer in time with any "
+            "argument its schema allows",
+        )
+        return []
+    return json.loads(answer.text)
+
+
+def _changes(seen: list[dict[str, Any]], step: Step) -> None:
+    for call in seen:
+        if call["changed"]:
+            step.add(
+                "effect-mislabeled",
+                f"tool {call['tool']}",
+                f"is a read, but {_shown(call)} changes the end state; declare effect write",
+            )
+            return  # what follows is another world
+
+
+def _crashes(seen: list[dict[str, Any]], step: Step) -> None:
+    for name in dict.fromkeys(call["tool"] for call in seen):
+        mine = [call for call in seen if call["tool"] == name]
+        kinds = [outcome for call in mine for outcome in call["outcomes"]]
+        crashed = [call for call in mine if call["outcomes"][0][0] == "crash"]
+        if crashed and not any(kind == "value" for kind, _ in kinds):
+            step.add(
+                "broken-tool",
+                f"tool {name}",
+                f"never answered in {len(mine)} calls and crashed in {len(crashed)}, e.g. "
+                f"{_shown(crashed[0])}: {crashed[0]['outcomes'][0][1][:120]}",
+            )
+        elif crashed:
+            step.add(
+                "tool-crashes",
+                f"tool {name}",
+                f"crashes with arguments its schema allows, e.g. {_shown(crashed[0])}: "
+                f"{crashed[0]['outcomes'][0][1][:120]}; raise ToolError with a line for the model",
+                "warning",
+            )
+
+
+def _unstable(seen: list[dict[str, Any]], step: Step) -> None:
+    for call in seen:
+        if len(call["outcomes"]) > 1:
+            (_, first), (_, other), *_ = call["outcomes"]
+            step.add(
+                "unstable-read",
+                f"tool {call['tool']}",
+                f"is declared idempotent, but {_shown(call)} in an unchanged world answered "
+                f"{first[:80]!r} and {other[:80]!r} within {call['runs']} calls",
+            )
+
+
+def _shown(call: dict[str, Any]) -> str:
+    return f"{call['tool']}({json.dumps(call['arguments'], ensure_ascii=False)[:100]})"
