@@ -32,8 +32,16 @@ def test_the_examples_have_no_such_flaw(family: str, tmp_path: Path):
     assert step.findings == []
 
 
+STATIC = [flaw for flaw in FLAWS if flaw.static]
+WHOLE = [flaw for flaw in FLAWS if not flaw.static]
+# lint is a step of the check, so one flaw of each family shows for the static ones that it counts
+WHOLE += [
+    next(f for f in STATIC if f.family == name) for name in sorted({f.family for f in STATIC})
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("flaw", names(FLAWS))
+@pytest.mark.parametrize("flaw", names(WHOLE))
 def test_the_whole_check_fails_and_names_the_flaw(flaw: Flaw, tmp_path: Path):
     """Static or not: one command finds it, and there is no certificate for the task."""
     best_level()
