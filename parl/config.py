@@ -11,6 +11,7 @@ from engine.model.config import ModelConfig
 from infra.config import ConfigModel
 from parl.learner.config import LearnerConfig
 from reward_models.config import RewardConfig
+from sandbox.config import DockerSection
 
 
 class RunSection(ConfigModel):
@@ -82,6 +83,9 @@ class SandboxSection(ConfigModel):
     simulate and any other mode is an error."""
     proxy_socket: str = ""
     """Control socket of the node's `python -m sandbox.proxy`; empty = a proxy in each worker."""
+    docker: DockerSection = DockerSection()
+    """Level docker: local names of the base images that Dockerfiles of task folders name, folders
+    tasks may write, networks."""
     proxy_file: str = ""
     """proxy.toml of the operator (secrets, quotas, network) for the proxy in each worker."""
 

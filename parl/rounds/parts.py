@@ -46,7 +46,7 @@ class RunParts:
                 f"{len(config.chat.words)} chat.words make {tokenizer.vocab_size}; set it to that"
             )
         renderer = KimiRenderer(tokenizer, config.chat.declare_tools)
-        family = find_family(config.tasks.family, config.sandbox.level)
+        family = find_family(config)
         strange = sorted(set(config.tasks.min_tokens) - set(family.task_types))
         if strange:
             raise ConfigError(
@@ -103,6 +103,7 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
         )
     boxes = SandboxConfig(
         level=section.level,
+        docker=section.docker,
         unsafe_local=section.unsafe_local,
         run=run_id,
         allow_live=section.allow_live,
@@ -111,7 +112,7 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
         # the audit log outlives the run
         proxy_dir=Path(config.run.dir) / run_id / "proxy" if run_id else None,
     )
-    family = find_family(config.tasks.family, config.sandbox.level)
+    family = find_family(config)
     specs = [family.instance(0, 0, "train", kind) for kind in family.task_types]
     for spec in specs:
         check_proxy(spec, boxes)
@@ -124,10 +125,12 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
     )
 
 
-def find_family(name: str, level: str = "auto") -> Family:
-    """A shipped family by name, or the tasks of "folder:PATH" for boxes of ``level``; TaskError for
+def find_family(config: RunConfig) -> Family:
+    """A shipped family by name, or the tasks of "folder:PATH" for the run's boxes; TaskError for
     neither."""
+    name = config.tasks.family
     if name.startswith(PREFIX):
-        boxes = SandboxConfig.model_validate({"level": level})
+        # unsafe_local does not choose an image; level C without it is refused where boxes open
+        boxes = SandboxConfig(level=config.sandbox.level, docker=config.sandbox.docker)
         return FolderFamily(Path(name.removeprefix(PREFIX)), boxes)
     return get_family(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import select
 
 from infra.db.engine import open_ledger
@@ -118,6 +119,15 @@ def test_uncertified_tasks_start_nothing_unless_told(tasks: Path, tmp_path: Path
 def test_a_mix_of_unknown_types_is_refused(tasks: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"tasks.mix names lookup"):
         RunParts.of(config_of(tasks, tmp_path, mix={"lookup": 1.0}))
+
+
+def test_a_run_maps_base_images_like_a_check_does():
+    """Dockerfiles of task folders name images that this engine knows by other names."""
+    section = {"level": "docker", "docker": {"base_images": {"python:3.12": "mirror/python:1"}}}
+    config = RunConfig.model_validate({"sandbox": section})
+    assert sandbox_config(config).docker.base_images == {"python:3.12": "mirror/python:1"}
+    with pytest.raises(ValidationError, match="base_image"):
+        RunConfig.model_validate({"sandbox": {"docker": {"base_image": {}}}})
 
 
 @pytest.mark.slow
