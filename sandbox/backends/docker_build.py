@@ -11,7 +11,6 @@ import io
 import os
 import re
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -310,9 +309,19 @@ def _offset(text: str) -> float:
 @contextmanager
 def build_lock(wait: bool = True) -> Iterator[bool]:
     """One build at a time of one user: two of one key would remove each other's layers. Without
-    ``wait`` False where somebody builds."""
-    path = Path(tempfile.gettempdir()) / f"parl-build-{os.getuid()}.lock"
-    with path.open("w") as file:
+    ``wait`` False where somebody builds. BackendUnavailable where the lock cannot be kept."""
+    # not the temporary folder: it differs between processes, and everybody writes there
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = caches / "parl" / "docker-build.lock"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = path.open("a")
+    except OSError as error:
+        raise BackendUnavailable(
+            f"docker builds: {path} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a "
+            "folder you may write"
+        ) from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
