@@ -59,8 +59,10 @@ def node_config(config: SandboxConfig, state: Path) -> ProxyConfig:
 
     node = ProxyConfig(state_dir=state)
     if config.proxy_file is not None:
-        operator = load_config(ProxyConfig, [config.proxy_file], [])
-        node = operator.model_copy(update={"state_dir": state, "worlds": {}})
+        operator = load_config(
+            ProxyConfig, [config.proxy_file], [f"state_dir={json.dumps(str(state))}"]
+        )
+        node = operator.model_copy(update={"worlds": {}})
     local = node.boxes.unsafe_local or config.unsafe_local
     return node.model_copy(update={"boxes": node.boxes.model_copy(update={"unsafe_local": local})})
 

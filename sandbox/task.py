@@ -406,7 +406,7 @@ def _read_data(folder: Path, name: str) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise TaskError(f"{path}: expected a JSON object, found {type(data).__name__}")

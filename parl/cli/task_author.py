@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,11 +107,17 @@ def _writable(path: Path) -> None:
 
 async def _report(target: str, settings: CheckSettings) -> CheckReport:
     from sandbox.catalog.registry import get_family, list_families
+    from sandbox.check.certificate import MIN_REPEAT
     from sandbox.check.run import check_family, check_folder
     from sandbox.errors import TaskError
 
     folder = Path(target)
     if folder.is_dir():
+        if settings.repeat >= MIN_REPEAT and not os.access(folder, os.W_OK):
+            raise TaskError(
+                f"{folder}: cannot be written, so the check would end without its certificate; "
+                "make the folder writable or check a copy"
+            )
         return await check_folder(folder, settings)
     family, _, task_type = target.partition("/")
     if family in list_families():

@@ -199,7 +199,7 @@ def _entry(line: str) -> dict[str, Any] | str:
     """The object a person typed, or what is wrong with it and what a line must be."""
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"not JSON ({error}); {FORMS}"
     if not isinstance(entry, dict):
         return f"not a JSON object; {FORMS}"

@@ -54,8 +54,14 @@ def connect() -> DockerClient:
     try:
         client = docker.from_env(timeout=_TIMEOUT_S)
     except DockerException as error:
+        denied = "PermissionError" in str(error)
+        remedy = (
+            "this user may not use its socket: join the group that owns it (usually docker)"
+            if denied
+            else "install docker.io and start dockerd"
+        )
         raise BackendUnavailable(
-            f"docker: no engine answers ({_first_line(error)}); install docker.io and start dockerd"
+            f"docker: no engine answers ({_first_line(error)}); {remedy}"
         ) from error
     try:
         client.ping()

@@ -17,7 +17,7 @@ from typing import Any
 
 from sandbox.errors import TaskError
 from sandbox.manifest.native import is_native, load_native
-from sandbox.manifest.reading import load_manifest
+from sandbox.manifest.reading import load_manifest, read_text
 from sandbox.session import RawCall
 from sandbox.shell.world import packed
 from sandbox.task import TaskSpec
@@ -47,17 +47,13 @@ def read_script(path: Path, name: str) -> Script:
     """A calls.jsonl; TaskError names file and line."""
     rounds: list[tuple[RawCall, ...]] = []
     final_text = ""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskError(f"{where}: not valid JSON: {error}") from error
         if isinstance(entry, dict) and isinstance(entry.get("final_text"), str):
             final_text = entry["final_text"]

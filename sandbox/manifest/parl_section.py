@@ -61,7 +61,7 @@ class BudgetSection(_Section):
     setup_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that building an episode's world may take."""
     """Longest observation; the rest is cut with a marker."""
-    call_timeout_s: float = Field(default=10.0, gt=0)
+    call_timeout_s: float = Field(default=10.0, gt=0, le=3600)
 
 
 class ParlSection(_Section):

@@ -20,20 +20,24 @@ _POSITION = re.compile(r"\(at line (\d+), column (\d+)\)$")
 
 def load_manifest(path: Path) -> Manifest:
     """Read and validate one ``task.toml``; TaskError names the file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    return parse_manifest(text, str(path))
+    return parse_manifest(read_text(path), str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; TaskError names file, line and column."""
+    return _parse_toml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """A file of a task; TaskError names it and says why it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    return _parse_toml(text, str(path))
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise TaskError(f"{path}: no such file; a task needs it") from error
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: is not UTF-8 text: {error}") from error
 
 
 def parse_manifest(text: str, file: str) -> Manifest:

@@ -18,6 +18,10 @@ SHARED = HERE / "shared"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
+MAX_NAME = 100
+"""Characters of a task's name: it becomes the name of folders, images and boxes."""
+
+
 def write_task(folder: Path, name: str, family: str) -> Path:
     """Copy the example of a family and put the name in; ``name`` is org/name or name.
 
@@ -25,10 +29,10 @@ def write_task(folder: Path, name: str, family: str) -> Path:
     """
     if family not in FAMILIES:
         raise TaskError(f"--family {family!r}: expected one of {', '.join(FAMILIES)}")
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise TaskError(
             f"task name {name!r}: expected org/name (or name) of letters, digits, dots, dashes and "
-            "underscores"
+            f"underscores, at most {MAX_NAME}"
         )
     if folder.exists():
         raise TaskError(f"{folder}: exists already; choose another name or remove it")

@@ -173,5 +173,5 @@ def test_unreadable_file_is_a_task_error(tmp_path: Path):
     """A missing task.toml is the user's mistake, not a traceback."""
     from sandbox.task import load_task
 
-    with pytest.raises(TaskError, match=r"task\.toml: cannot be read"):
+    with pytest.raises(TaskError, match=r"task\.toml: no such file; a task needs it"):
         load_task(tmp_path)

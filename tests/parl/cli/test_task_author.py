@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,56 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> Path:
     assert cli.run(["task", "new", "acme/demo", "--family", "python", "--dir", str(tmp_path)]) == 0
     return tmp_path / "demo"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("task.toml", "call_timeout_s = 10", "call_timeout_s = inf", "call_timeout_s' = inf"),
+        ("environment/data.json", "", "[" * 100_000, "not valid JSON"),
+        ("solution/calls.jsonl", "", "[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_what_cannot_be_a_task_is_one_line(
+    folder: Path, file: str, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+):
+    """Endless or nested too deep: exit 2, the file and what is wrong."""
+    capsys.readouterr()
+    path = folder / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new) if old else new)
+    assert cli.run(["task", "run", str(folder), "--agent", "oracle"]) == 2
+    err = capsys.readouterr().err
+    assert file in err and said in err and len(err.splitlines()) == 1
+
+
+def test_a_deep_line_in_the_shell_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A line that is no call changes nothing, however it is broken."""
+    best_level()
+    monkeypatch.setattr("sys.stdin", io.StringIO("[" * 100_000 + "\n" + '{"final_text": "x"}\n'))
+    assert cli.run(["task", "run", str(folder), "--agent", "shell"]) == 1
+    out, err = capsys.readouterr()
+    assert "not JSON" in out + err and "verdict" in out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_hold_its_certificate_is_not_checked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder.chmod(0o500)
+    assert cli.run(["task", "check", str(folder), "--repeat", "5"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_name_longer_than_file_names_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["task", "new", "a" * 300, "--family", "python", "--dir", str(tmp_path)]
+    assert cli.run(words) == 2
+    assert "at most 100" in capsys.readouterr().err
 
 
 def test_from_new_to_published(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
