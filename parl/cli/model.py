@@ -81,6 +81,7 @@ def convert(
     from engine.model.checkpoint.load import DTYPES, open_checkpoint
     from engine.model.checkpoint.save import convert as run
 
+    _require_empty(target)
     config, tensors = open_checkpoint(source)
     written = run(
         config,
@@ -146,6 +147,7 @@ def upcycle(
     from engine.model.model import count_parameters
     from engine.model.upcycle import upcycle as run
 
+    _require_empty(target)
     dense = load_model(source, dtype=DTYPES[dtype.value])
     model = run(
         dense,
@@ -197,10 +199,32 @@ def _config_of(model: str) -> tuple[ModelConfig, str]:
     return config, ", ".join(f"{kind} x {count}" for kind, count in kinds.most_common())
 
 
+def _require_empty(target: Path) -> None:
+    """CheckpointError before anything is read: a folder with files is somebody's."""
+    from engine.errors import CheckpointError
+
+    try:
+        held = sorted(path.name for path in target.iterdir()) if target.exists() else []
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: {error.strerror}; expected a new or empty folder that we may write"
+        ) from error
+    if held:
+        raise CheckpointError(f"{target} is not empty ({held[0]}); give a new or empty folder")
+
+
 def _reference_logits(source: Path, ids):
     import torch
     from transformers import AutoModelForCausalLM
 
+    from engine.errors import CheckpointError
+    from engine.model.checkpoint.hub_config import OWN_TYPE, read_config
+
+    if source.suffix != ".gguf" and read_config(source).get("model_type") == OWN_TYPE:
+        raise CheckpointError(
+            f"{source}: transformers has no model of type {OWN_TYPE} to compare with; leave out "
+            "--reference, or verify the checkpoint this one was made from"
+        )
     options = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
     folder = source.parent if options else source
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)

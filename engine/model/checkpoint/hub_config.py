@@ -61,6 +61,12 @@ _MOE = [
 ]
 _MLA = ["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
 
+_NEEDED = ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"]
+_NEEDED += ["num_attention_heads", "rms_norm_eps", "max_position_embeddings"]
+_NEEDED_MOE = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"]
+_NEEDED_MLA = ["first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor"]
+_NEEDED_MLA += ["n_shared_experts", *(name for name in _MLA if name != "q_lora_rank")]
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is; CheckpointError when it is missing or not JSON."""
@@ -89,6 +95,7 @@ def from_hub(config: Mapping[str, Any]) -> ModelConfig:
             f"model_type={kind!r} is not supported; expected one of {', '.join(TYPES)} or a "
             "text_config with one of these"
         )
+    _check_needed(inner, kind)
     if inner.get("mlp_bias"):
         raise CheckpointError("mlp_bias=true is not supported; expected a model without biases")
     fields = {name: inner[name] for name in _SHARED if inner.get(name) is not None}
@@ -115,6 +122,21 @@ def from_hub(config: Mapping[str, Any]) -> ModelConfig:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "config"
         raise CheckpointError(f"config.json: {where}: {first['msg']}") from error
+
+
+def _check_needed(config: Mapping[str, Any], kind: str) -> None:
+    """No default stands in for a field that decides what the model computes: the types disagree
+    about theirs, and a converted checkpoint would keep the wrong one."""
+    names = [*_NEEDED, *(() if kind == "llama" else _NEEDED_MOE)]
+    names += _NEEDED_MLA if kind in MLA_TYPES else ()
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            raise CheckpointError(
+                f"config.json has no {name}, which {kind} needs; download the file again"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"config.json: {name}={value!r}: expected a number")
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

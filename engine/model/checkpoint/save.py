@@ -89,7 +89,12 @@ def write_folder(
     folder: Path, config: dict[str, Any], tensors: list[Pending], max_shard_bytes: int
 ) -> list[Path]:
     """The files written. config.json comes last: a folder without it is not a model yet."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: {error.strerror}; expected a new or empty folder that we may write"
+        ) from error
     old = [p.name for p in folder.iterdir() if p.suffix == ".safetensors" or p.name == INDEX]
     if old:
         raise CheckpointError(f"{folder} holds a model already ({old[0]}); take an empty folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,49 @@ def test_convert_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["model", "verify", str(tmp_path / "out"), "--reference"]) == 0
     text = capsys.readouterr().out
     assert "of the right shape, finite" in text and "largest difference from transformers" in text
+
+
+def test_a_folder_with_files_is_somebodys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Neither convert nor upcycle writes over anything, or where no folder can be."""
+    save_model(make_model(DENSE), tmp_path / "dense")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("mine")
+    for verb in ("convert", "upcycle"):
+        assert run(["model", verb, str(tmp_path / "dense"), str(tmp_path / "mine")]) == 2
+        assert "is not empty (notes.txt)" in capsys.readouterr().err
+        below = tmp_path / "mine/notes.txt/x"
+        assert run(["model", verb, str(tmp_path / "dense"), str(below)]) == 2
+        assert "expected a new or empty folder" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rms_norm_eps", None, "config.json has no rms_norm_eps, which deepseek_v3 needs"),
+        ("n_group", None, "config.json has no n_group"),
+        ("hidden_size", "32", "hidden_size='32': expected a number"),
+    ],
+)
+def test_no_default_stands_in_for_a_field(
+    name: str, value: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """transformers' default may be another number, and convert would keep ours."""
+    save_model(make_model(MLA), tmp_path / "m", model_type="deepseek_v3")
+    path = tmp_path / "m/config.json"
+    config = json.loads(path.read_text())
+    del config[name]
+    path.write_text(json.dumps(config if value is None else {**config, name: value}))
+    assert run(["model", "verify", str(tmp_path / "m")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1
+
+
+def test_our_own_type_has_no_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Only we have experts behind grouped-query attention."""
+    save_model(make_model(MODEL), tmp_path / "m")
+    assert run(["model", "verify", str(tmp_path / "m"), "--reference"]) == 2
+    assert "transformers has no model of type parl_k25" in capsys.readouterr().err
 
 
 def test_upcycle(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
