@@ -25,7 +25,7 @@ def environments() -> Iterator[tuple[int, list[bytes]]]:
         try:
             environment = (directory / "environ").read_bytes()
         except (PermissionError, FileNotFoundError, ProcessLookupError):
-            continue
+            continue  # of another user, or it has just ended
         if environment:
             yield int(directory.name), environment.split(b"\0")
 

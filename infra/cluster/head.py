@@ -65,7 +65,7 @@ class HeadNode:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue
+                continue  # it ended by itself
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def pids(self) -> list[int]:

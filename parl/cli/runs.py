@@ -206,7 +206,7 @@ def _new_folder(parent: Path, name: str) -> Path:
         try:
             path.mkdir()
         except FileExistsError:
-            continue
+            continue  # the number is taken
         return path
     raise AssertionError("unreachable: itertools.count does not end")
 

@@ -227,7 +227,7 @@ def kill_all(directories: Iterable[Path]) -> None:
                 try:
                     os.kill(int(pid), signal.SIGKILL)
                 except ProcessLookupError:
-                    continue
+                    continue  # it ended by itself
 
 
 def remove(directories: Iterable[Path], timeout_s: float = 2.0) -> bool:
