@@ -3,9 +3,11 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+import ray.exceptions
 
 from infra.cluster.connect import ClusterHandle
 from sandbox.actors import NAMESPACE, QUOTAS_NAME, ClusterQuotas, start_quotas
@@ -20,6 +22,17 @@ from tests.sandbox.proxy.api import ApiServer
 from tests.sandbox.proxy.conftest import api_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+async def gone(actor: Any) -> None:
+    """Ray ends an actor a moment after ``ray.kill`` returns; until then it still answers."""
+    for _ in range(600):
+        try:
+            await actor.killed.remote()
+        except ray.exceptions.RayActorError:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("the actor still answers 30 s after ray.kill")
 
 
 def test_two_proxies_share_one_bucket_and_one_switch(
@@ -58,6 +71,7 @@ def test_two_proxies_share_one_bucket_and_one_switch(
             switched = [await proxies[0].call(tokens[0], "weather", {"city": "x"})]
             await actor.set_kill_switch.remote(False)
             ray.kill(actor)
+            await gone(actor)
             lost = [await proxies[1].call(tokens[1], "weather", {"city": "x"})]
             return [list(first), switched, lost]
         finally:
