@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.model import PolicyModel
+from engine.model.ops import FastOps, RowOps, pad_rows
 
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, new k [B, G, T, D], new v [B, G, T, V]) -> all k [B, G, S, D], v [B, G, S, V]."""
@@ -40,14 +41,18 @@ def forward_dense(
     *,
     positions: Tensor | None = None,
     absorbed: bool = False,
+    ops: RowOps | None = None,
 ) -> tuple[Tensor, Tensor]:
     """token_ids int64 [B, T]; mask bool [B, S], false where padded on either side.
 
     Returns (hidden [B, T, H], choices int64 [B, T, L, K]); rows of padding hold finite numbers that
-    mean nothing. Positions count the real tokens unless given as int64 [B, T].
+    mean nothing. Positions count the real tokens unless given as int64 [B, T]. With the ``ops`` of
+    ``TiledOps`` a token's products have the same bits alone and in a prompt; attention's sums do
+    not.
     """
     batch, new = token_ids.shape
-    total = mask.shape[1]
+    ops = ops or FastOps()
+    rows, total = batch * new, mask.shape[1]
     if positions is None:
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, total - new :]
     query = torch.arange(total - new, total, device=mask.device)
@@ -57,7 +62,7 @@ def forward_dense(
     seen = (seen | (key[None] == query[:, None])[None])[:, None]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.unflatten(0, (batch, new)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x[:rows].unflatten(0, (batch, new)).transpose(1, 2) for x in (q, k, v))
         if extend is not None:
             k, v = extend(layer, k, v)
         repeat = q.shape[1] // k.shape[1]
@@ -67,10 +72,11 @@ def forward_dense(
             v.repeat_interleave(repeat, dim=1),
             attn_mask=seen.to(q.device),
         )
-        return out.transpose(1, 2).flatten(0, 1)
+        return pad_rows(out.transpose(1, 2).flatten(0, 1), ops.row_multiple)
 
-    hidden, choices = model(token_ids.flatten(), positions.flatten(), attend, absorbed=absorbed)
-    return hidden.unflatten(0, (batch, new)), choices.unflatten(0, (batch, new))
+    padded = (pad_rows(x.flatten(), ops.row_multiple) for x in (token_ids, positions))
+    hidden, choices = model(*padded, attend, absorbed=absorbed, ops=ops)
+    return hidden[:rows].unflatten(0, (batch, new)), choices[:rows].unflatten(0, (batch, new))
 
 
 @torch.no_grad()

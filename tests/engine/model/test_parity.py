@@ -14,6 +14,7 @@ from engine.model.checkpoint.load import load_model
 from engine.model.checkpoint.save import save_model
 from engine.model.dense import DenseCache, forward_dense
 from engine.model.model import PolicyModel
+from engine.model.ops import FastOps, TiledOps
 from tests.engine.model.hub import YARN, deepseek, llama, saved
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -92,26 +93,32 @@ def test_padding_prefill_and_decode(side: str, absorbed: bool, tmp_path: Path):
         torch.testing.assert_close(mine[:, -1], whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(4, 12))
 @torch.no_grad()
-def test_absorbed_and_incremental_agree(tmp_path: Path):
-    """Absorbed = plain and one token at a time = all at once, to 1e-5."""
-    model = load_model(saved(deepseek(4), tmp_path))
+def test_absorbed_and_incremental_agree(seed: int, tmp_path: Path):
+    """Absorbed = plain and one token at a time = all at once, to 1e-5 at logits of about 4.
+
+    With the engine's tiles. Products whose kernel changes with the number of rows differ by their
+    rounding alone: up to 1.2e-5 over these seeds, so that they get 2e-5 here.
+    """
+    model = load_model(saved(deepseek(seed), tmp_path))
     ids = tokens()
-    whole = ours(model, ids)
-    torch.testing.assert_close(ours(model, ids, absorbed=True), whole, rtol=0, atol=1e-5)
-    for absorbed in (False, True):
-        cache = DenseCache()
-        steps = [
-            ours(
-                model,
-                ids[:, at : at + 1],
-                torch.ones(3, at + 1),
-                extend=cache.extend,
-                absorbed=absorbed,
-            )
-            for at in range(ids.shape[1])
-        ]
-        torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-5)
+    for ops, bar in ((TiledOps(), 1e-5), (FastOps(), 2e-5)):
+        whole = ours(model, ids, ops=ops)
+        absorbed = ours(model, ids, absorbed=True, ops=ops)
+        torch.testing.assert_close(absorbed, whole, rtol=0, atol=1e-5)
+        for form in (False, True):
+            steps = one_by_one(model, ids, absorbed=form, ops=ops)
+            torch.testing.assert_close(steps, whole, rtol=0, atol=bar)
+
+
+def one_by_one(model: PolicyModel, ids: Tensor, **options: Any) -> Tensor:
+    cache = DenseCache()
+    steps = [
+        ours(model, ids[:, at : at + 1], torch.ones(3, at + 1), extend=cache.extend, **options)
+        for at in range(ids.shape[1])
+    ]
+    return torch.cat(steps, dim=1)
 
 
 @pytest.mark.parametrize("tied", [True, False])
