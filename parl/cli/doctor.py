@@ -35,10 +35,15 @@ def doctor(
     facts["sandbox"] = {"level": _best(levels), "levels": [asdict(level) for level in levels]}
     lines = [line for name, items in sections.items() for line in _section(name, items)]
     lines += _levels(levels)
+    if not as_json:
+        # first, so that a run whose ledger cannot be read does not hide what the machine has
+        typer.echo("\n".join(lines))
     if run_name is not None:
         facts["run"], run_lines = _run(run_name, runs_dir)
-        lines += ["", *run_lines]
-    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(lines))
+        if not as_json:
+            typer.echo("\n".join(["", *run_lines]))
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
     if _best(levels) is None:
         raise typer.Exit(1)
 

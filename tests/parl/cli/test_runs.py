@@ -125,6 +125,15 @@ def test_doctor_looks_into_a_run(tmp_path, capsys):
     assert "no worker has written a wait file yet" in out
 
 
+def test_doctor_on_a_damaged_run_still_says_what_the_machine_has(tmp_path, capsys):
+    folder = create_run(config(tmp_path))
+    (folder.path / "ledger.db").write_bytes(b"no database")
+    assert cli.run(["doctor", "t-001", "--dir", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "packages:" in shown.out and "sandbox:" in shown.out
+    assert "ledger.db" in shown.err
+
+
 def test_a_dead_driver_is_not_called_running(tmp_path, capsys):
     """Its last word in the ledger is "running"; the lock knows better."""
     folder = create_run(config(tmp_path))
