@@ -293,7 +293,8 @@ def _answer(tool: str, reply: Reply, timeout_s: float) -> tuple[str, str | None]
         case "timeout":
             return f"tool_error: {tool} did not answer within {timeout_s:g} s", "tool_error"
         case "died":
-            return f"tool_error: {tool} was killed (out of memory or limits)", "tool_error"
+            why = "exit, crash, out of memory or limits"
+            return f"tool_error: {tool} ended its process ({why})", "tool_error"
     return f"tool_error: {tool} failed inside ({reply.value})", "tool_error"
 
 

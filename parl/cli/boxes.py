@@ -46,6 +46,7 @@ def boxes(
     if backend != "auto" or "level" not in settings:
         settings["level"] = backend
     if base_images:
+        _check_builds(settings["level"], base_images[0])
         docker = dict(settings.get("docker", {}))
         docker["base_images"] = {**docker.get("base_images", {}), **_pairs(base_images)}
         settings["docker"] = docker
@@ -56,6 +57,14 @@ def boxes(
         key = ".".join(map(str, first["loc"]))
         told = "--backend" if key == "level" else key
         raise ConfigError(f"{told} {first['input']!r}: {first['msg']}") from error
+
+
+def _check_builds(level: str, base_image: str) -> None:
+    if level not in ("docker", "ray"):
+        raise ConfigError(
+            f"--base-image {base_image!r} with --backend {level}: only docker builds images; add "
+            "--backend docker"
+        )
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

@@ -28,7 +28,11 @@ def test_another_backend_than_the_task_s_image_is_one_line(capsys: pytest.Captur
     ("words", "said"),
     [
         (["--backend", "dokcer"], "--backend 'dokcer': Input should be"),
-        (["--base-image", "python"], "--base-image 'python': expected NAME=LOCAL"),
+        (
+            ["--backend", "docker", "--base-image", "python"],
+            "--base-image 'python': expected NAME=LOCAL",
+        ),
+        (["--base-image", "a=b"], "--base-image 'a=b' with --backend auto: only docker builds"),
         (["--sandbox", "none.toml"], "--sandbox none.toml"),
     ],
 )
