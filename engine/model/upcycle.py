@@ -7,6 +7,8 @@ et al. 2023, with a sigmoid router); training then drives the copies apart.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from engine.errors import CheckpointError
@@ -61,6 +63,8 @@ def upcycle(
     ones. ``noise`` adds normal noise of that share of each matrix's own spread to every routed
     expert. ``num_dense_layers`` layers at the start stay dense, as in K2.
     """
+    if not 0 <= noise < math.inf:
+        raise CheckpointError(f"noise={noise}, expected a number >= 0, in spreads of the matrices")
     config = upcycled_config(dense.config, num_experts, top_k, shared, num_dense_layers)
     model = PolicyModel(config, seed=None).to(dense.embed_tokens.dtype)
     generator = torch.Generator().manual_seed(seed)

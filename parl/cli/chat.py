@@ -31,7 +31,9 @@ def chat(
         str | None, typer.Option(help="System text; default: the model's own.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Probability mass to sample from.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability mass to sample from.")
+    ] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
     context: Annotated[int, typer.Option(min=1, help="Longest dialogue, in tokens.")] = 4096,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws; equal seeds answer equally.")] = 0,
@@ -44,6 +46,7 @@ def chat(
     Lines are messages; /exit or the end of input leaves.
     """
     from engine.chat.conversation import Conversation, Manner
+    from engine.errors import CapacityError
     from infra.errors import ConfigError
 
     if not model.exists():
@@ -52,6 +55,11 @@ def chat(
     renderer, engine = _load(model, thinking, context)
     try:
         asyncio.run(_talk(Conversation(engine, renderer, manner), prompt))
+    except CapacityError as error:
+        raise CapacityError(
+            f"the dialogue has no room left in {engine.config.max_context} tokens; begin a new one "
+            "or give --context (the model's own limit may be lower)"
+        ) from error
     finally:
         engine.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from engine.errors import CheckpointError
@@ -46,9 +47,17 @@ class GGUFFile:
         self.where = str(path)
         try:
             self._reader = GGUFReader(path)
-        except (OSError, ValueError, IndexError) as error:
-            raise CheckpointError(f"{path} is not a readable GGUF file: {error}") from error
-        self.config = self._config()
+        except (OSError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+            raise CheckpointError(
+                f"{path} is not a readable GGUF file ({type(error).__name__}: {error}); download "
+                "it again"
+            ) from error
+        try:
+            self.config = self._config()
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "fields"
+            raise CheckpointError(f"{path}: {field}: {first['msg']}; download it again") from error
         self.entries: dict[str, Entry] = {}
         for tensor in self._reader.tensors:
             name = _hub_name(tensor.name, self.where)
@@ -91,7 +100,9 @@ class GGUFFile:
             raise CheckpointError(
                 f"{self.where} has rope_freqs (Llama 3 scaling), which is not supported"
             )
-        embedding = next(t for t in self._reader.tensors if t.name == "token_embd.weight")
+        embedding = next((t for t in self._reader.tensors if t.name == "token_embd.weight"), None)
+        if embedding is None:
+            raise CheckpointError(f"{self.where} lacks token_embd.weight; download it again")
         heads = int(self._field("llama.attention.head_count"))
         hidden, layers = self._field("llama.embedding_length"), self._field("llama.block_count")
         ids = {

@@ -141,8 +141,12 @@ def _check_needed(config: Mapping[str, Any], kind: str) -> None:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Old configs have rope_theta and rope_scaling, transformers 5 writes rope_parameters."""
-    rope = dict(config.get("rope_parameters") or {})
-    rope.update(config.get("rope_scaling") or {})
+    rope: dict[str, Any] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        given = config.get(name) or {}
+        if not isinstance(given, Mapping):
+            raise CheckpointError(f"config.json: {name}={given!r}: expected an object")
+        rope.update(given)
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

@@ -20,6 +20,7 @@ from engine.model.model import PolicyModel
 
 Device = str | int | torch.device
 DeviceMap = Mapping[str, Device] | Literal["auto"] | Device
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -91,6 +92,18 @@ def check_names(config: ModelConfig, source: TensorSource) -> PolicyModel:
     return model
 
 
+def check_tied(config: ModelConfig, source: TensorSource) -> None:
+    """CheckpointError when a tied model comes with a head of its own that is another matrix:
+    leaving it out would change every logit."""
+    if not config.tie_word_embeddings or HEAD not in source.entries:
+        return
+    if not torch.equal(source.entries[HEAD].read(), source.entries[EMBEDDING].read()):
+        raise CheckpointError(
+            f"{source.where}: config.json says tie_word_embeddings, but {HEAD} differs from "
+            f"{EMBEDDING}; set tie_word_embeddings to false to use it"
+        )
+
+
 def load_model(
     path: Path, *, dtype: torch.dtype = torch.float32, device_map: DeviceMap | None = None
 ) -> PolicyModel:
@@ -114,6 +127,7 @@ def load_tensors(
     """``load_model`` from a source that is open."""
     check_dtype(dtype)
     model = check_names(config, source)
+    check_tied(config, source)
     devices = _devices(model, dtype, device_map)
     for name, empty in list(model.state_dict().items()):
         bias = name.endswith("e_score_correction_bias")

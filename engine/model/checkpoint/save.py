@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint import hub_config
-from engine.model.checkpoint.load import check_dtype, check_names
+from engine.model.checkpoint.load import check_dtype, check_names, check_tied
 from engine.model.checkpoint.names import hub_shapes, pieces
 from engine.model.checkpoint.source import INDEX, TensorSource, read_finite
 from engine.model.config import ModelConfig
@@ -71,6 +71,7 @@ def convert(
     """Any checkpoint we read -> a safetensors hub folder in ``dtype``; memory holds one shard."""
     check_dtype(dtype)
     model = check_names(config, source)
+    check_tied(config, source)
     shapes = hub_shapes({name: tuple(t.shape) for name, t in model.state_dict().items()})
     pending = []
     for name, shape in shapes.items():

@@ -68,11 +68,19 @@ class SafetensorsFolder:
                 )
             return dict.fromkeys(names)
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+            weight_map = json.loads(index.read_text())["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{index} has no weight_map; download it again") from error
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: weight_map is no object with tensors; download again")
         shards: dict[str, set[str] | None] = {}
         for name, shard in weight_map.items():
+            # a shard elsewhere would let a folder from the net read any file of this machine
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise CheckpointError(
+                    f"{index}: {name} is said to be in {shard!r}; expected the name of a file "
+                    "beside the index"
+                )
             expected = shards.setdefault(shard, set())
             assert expected is not None, "set on the line before"
             expected.add(name)
@@ -109,9 +117,14 @@ class SafetensorsFolder:
 
 def read_finite(source: TensorSource, name: str) -> Tensor:
     """The tensor; CheckpointError when it holds NaN or infinity, which one matrix product would
-    spread over every logit."""
+    spread over every logit, or integers."""
     tensor = source.entries[name].read()
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{source.where}: {name} is stored as {source.entries[name].stored}; expected floating "
+            "point, or a quantised format that config.json declares"
+        )
+    if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise CheckpointError(
             f"{source.where}: {name} holds {bad} NaN or infinite values of {tensor.numel()}; the "

@@ -33,6 +33,12 @@ def test_logits_are_those_of_the_dense_model(shared: float, dense_layers: int, t
     torch.testing.assert_close(logits(model), logits(dense), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("noise", [-1.0, float("nan"), float("inf")])
+def test_noise_is_a_spread(noise: float):
+    with pytest.raises(CheckpointError, match="expected a number >= 0"):
+        upcycle(make_model(DENSE), 4, 2, noise=noise)
+
+
 @torch.no_grad()
 def test_noise_drives_the_copies_apart():
     """Reproducibly, and only a little at first."""

@@ -67,7 +67,8 @@ def test_lines_are_messages(folder, capsys, monkeypatch):
     [
         (["--model", "/nonexistent"], 2, "does not exist"),
         (["--temperature", "-1"], 2, "temperature"),
-        (["--prompt", "x" * 400], 1, "max_context"),
+        (["--top-p", "1.5"], 2, "top-p"),
+        (["--prompt", "x" * 400], 1, "no room left in 256 tokens"),
     ],
 )
 def test_refusals_are_one_line(folder, words, code, reason, capsys):

@@ -135,6 +135,7 @@ def put(name: str, tensor: Tensor) -> Any:
         (put("model.layers.7.input_layernorm.weight", torch.zeros(48)), "layers.7.* is unknown"),
         (put("model.norm.weight", torch.ones(47)), r"norm.weight is \[47\], .* \[48\]"),
         (put("model.norm.weight", torch.full((48,), torch.nan)), "norm.weight holds 48 NaN"),
+        (put("model.norm.weight", torch.ones(48, dtype=torch.int32)), "norm.weight is stored as I"),
     ],
 )
 def test_bad_tensors_are_named(change: Any, words: str, tmp_path: Path):
@@ -154,6 +155,7 @@ def test_bad_tensors_are_named(change: Any, words: str, tmp_path: Path):
         ({"hidden_size": None}, "hidden_size|is missing|is \\["),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq'"),
         ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"rope_scaling": "yarn"}, "rope_scaling='yarn': expected an object"),
     ],
 )
 def test_other_kinds_of_models_are_named(fields: dict[str, Any], words: str, tmp_path: Path):
@@ -183,6 +185,18 @@ def test_other_kinds_of_models_are_named(fields: dict[str, Any], words: str, tmp
                 '{"weight_map": {"other.weight": "model.safetensors"}}'
             ),
             "lacks other.weight",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"lm_head.weight": "../model/model.safetensors"}}'
+            ),
+            "expected the name of a file beside the index",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": ["lm_head.weight"]}'
+            ),
+            "weight_map is no object",
         ),
     ],
 )
@@ -249,6 +263,17 @@ def test_devices(tmp_path: Path):
     assert model.layers[1].input_layernorm.weight.is_meta and not model.embed_tokens.is_meta
     with pytest.raises(CheckpointError, match="device_map has no device for lm_head"):
         load_model(folder, device_map={"embed_tokens": "cpu"})
+
+
+def test_a_second_head_of_a_tied_model(tmp_path: Path):
+    """The same matrix is a copy; another one would be lost."""
+    tied = MODEL.model_copy(update={"tie_word_embeddings": True})
+    folder, model = folder_of(tmp_path, tied), make_model(tied)
+    rewrite(folder, put("lm_head.weight", model.embed_tokens.detach().clone()))
+    assert same(load_model(folder), model)
+    rewrite(folder, put("lm_head.weight", torch.zeros_like(model.embed_tokens)))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed"):
+        load_model(folder)
 
 
 def test_types_that_do_not_fit():
