@@ -6,6 +6,9 @@ EngineError
 ├── CapacityError       no room for the context (tokens or slots)
 ├── NotSupportedError   this engine does not have the capability
 ├── ChatError           text, ids or messages that no renderer can turn into the other
+├── QuantiseError       keys or values that no code of the warm tier can stand for
+├── BlockCorrupt        a spilled KV block is not what was written; compute it again
+├── AttentionError      a view of the cache, or a choice of tokens, that attention cannot read
 ├── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
 └── CheckpointError     a model folder or file cannot be read, or is of a model we do not have
 """
@@ -31,6 +34,18 @@ class CapacityError(EngineError):
 
 class NotSupportedError(EngineError, NotImplementedError):
     """The engine declares in ``info()`` that it lacks this capability."""
+
+
+class QuantiseError(EngineError, ValueError):
+    """Keys or values are not finite, too large for an fp16 scale, or of a shape without a code."""
+
+
+class BlockCorrupt(EngineError, OSError):
+    """A KV block in host memory or on disk fails its checksum or header; prefill it again."""
+
+
+class AttentionError(EngineError, ValueError):
+    """Tiers overlap or miss positions, or recorded selections do not fit the queries."""
 
 
 class WeightsError(EngineError, ValueError):
