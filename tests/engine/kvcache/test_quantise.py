@@ -198,7 +198,8 @@ def test_bytes_of_a_block():
     """facts 4.1: 8,768 bytes a kv head and layer at 128 channels; 7,168 with 4-bit values."""
     x = torch.randn(1, 1, BLOCK, 128, generator=torch.Generator().manual_seed(0))
     keys = sum(t.numel() * t.element_size() for t in tensors(quantise_keys(x)))
-    for profile, expected in (("k8v8", 8768), ("k8v4", 7168)):
+    sizes: dict[Profile, int] = {"k8v8": 8768, "k8v4": 7168}
+    for profile, expected in sizes.items():
         values = quantise_values(x, profile)
         assert keys + sum(t.numel() * t.element_size() for t in tensors(values)) == expected
 
