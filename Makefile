@@ -12,8 +12,9 @@ INSTALLED := $(VENV)/.installed
 # Before everything else, so that nothing pulls another build of it; TORCH= for another release.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?= --durations=10
-# Processes that share out the fast tests, module by module; 0 = one process, for debuggers.
+# Processes that share out the fast and the slow tests, module by module; 0 = one, for debuggers.
 PYTEST_WORKERS ?= 2
+SLOW_WORKERS ?= 2
 CI_SLOW_TIME ?= 50m
 
 FAST := not slow and not docker and not postgres and not gpu and not net
@@ -25,7 +26,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox clean bubblewrap postgresql docker smollm2
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox clean bubblewrap postgresql docker smollm2 \
+	slow-tests docker-tests
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -51,7 +53,14 @@ test-fast: $(INSTALLED) bubblewrap
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadscope -m '$(FAST)' $(PYTEST_ARGS)
 
 ci-slow: $(INSTALLED) bubblewrap postgresql docker smollm2 ## slow tests and those with PostgreSQL or Docker, at most 50 minutes
-	@timeout --kill-after=30s $(CI_SLOW_TIME) $(BIN)/python -m pytest -q -m '$(SLOW)' $(PYTEST_ARGS)
+	@timeout --kill-after=30s $(CI_SLOW_TIME) $(MAKE) --no-print-directory -k slow-tests docker-tests
+
+slow-tests:
+	@$(BIN)/python -m pytest -q -n $(SLOW_WORKERS) --dist loadscope -m '$(SLOW) and not docker' $(PYTEST_ARGS)
+
+# one engine of Docker for all: one process
+docker-tests:
+	@$(BIN)/python -m pytest -q -m '$(SLOW) and docker' $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## ruff, import contracts, pyright, size report
 	@$(BIN)/ruff check .
