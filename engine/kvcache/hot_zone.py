@@ -1,0 +1,165 @@
+"""How long should the hot zone be? A controller fed with what attention did in each step.
+
+absolute: thresholds 0.3 and 0.7 on the moving mean of normalised entropy, as first specified. On a
+real model that mean stays between 0.34 and 0.39 (facts/kv-attention.md 1.2), so it never acts; kept
+for comparison. quantile: thresholds are quantiles of the model's own first steps. Low entropy does
+not mean local, the focus may lie far away, so a step asks for more only when attention really falls
+just beyond the hot edge.
+
+A tier that depends on what was attended to cannot be replayed by the learner: contexts that are
+deterministic have no controller (facts 3).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from engine.errors import NotSupportedError
+from engine.kvcache.quantise import BLOCK
+from infra.config import ConfigModel
+
+
+class HotZoneConfig(ConfigModel):
+    mode: Literal["absolute", "quantile"] = "quantile"
+    step: int = Field(default=512, ge=BLOCK, multiple_of=BLOCK)
+    """Tokens of one change."""
+    patience: int = Field(default=3, ge=1)
+    """Steps in a row that must ask for a change."""
+    maximum: int = Field(default=8192, ge=BLOCK, multiple_of=BLOCK)
+    """The zone never grows beyond; it never shrinks below what it started with."""
+    mean_over: int = Field(default=10, ge=1)
+    """Steps of the moving mean of entropy."""
+    low: float = Field(default=0.3, ge=0.0, le=1.0)
+    """absolute: grow below this entropy."""
+    high: float = Field(default=0.7, ge=0.0, le=1.0)
+    """absolute: back to the start above this entropy."""
+    calibration: int = Field(default=256, ge=16)
+    """quantile: steps that are only watched; thresholds are theirs from then on."""
+    low_quantile: float = Field(default=0.1, gt=0.0, lt=1.0)
+    high_quantile: float = Field(default=0.9, gt=0.0, lt=1.0)
+    edge_share: float = Field(default=0.02, gt=0.0, lt=1.0)
+    """quantile: mass just beyond the edge, of all but the sink's, below which nothing is gained by
+    growing."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> HotZoneConfig:
+        if not (self.low < self.high and self.low_quantile < self.high_quantile):
+            raise ValueError(
+                f"low {self.low}, high {self.high}, low_quantile {self.low_quantile}, "
+                f"high_quantile {self.high_quantile}: each low must be less than its high"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class HotSignal:
+    """What one step's attention says, means over heads."""
+
+    entropy: float
+    """0 .. 1: entropy without the sink, over the log of the number of positions."""
+    beyond: float
+    """Share of the mass without the sink that falls in the ``step`` tokens beyond the hot edge."""
+
+
+def hot_signal(weights: Tensor, hot: int, step: int = 512, sink: int = BLOCK) -> HotSignal:
+    """Signal of softmax weights [H, t] of one query at position t - 1 over every position.
+
+    One layer of the middle is enough; all layers would cost what the attention costs. Heads that
+    attend to the sink alone say nothing and are left out; with no other position entropy is 0.
+    """
+    far = weights[:, sink:].float()
+    mass = far.sum(dim=1)
+    size = far.shape[1]
+    if size < 2 or not bool((mass > 1e-6).any()):
+        return HotSignal(0.0, 0.0)
+    kept = mass > 1e-6
+    shares = far[kept] / mass[kept, None]
+    entropy = torch.special.entr(shares).sum(dim=1) / torch.log(torch.tensor(float(size)))
+    edge = max(0, size - hot)
+    beyond = shares[:, max(0, edge - step) : edge].sum(dim=1)
+    both = torch.stack([entropy.mean(), beyond.mean()]).tolist()
+    return HotSignal(min(1.0, both[0]), both[1])
+
+
+class HotZoneController:
+    """One per context. ``hot`` is where the zone starts and its least length.
+
+    NotSupportedError for a deterministic context.
+    """
+
+    def __init__(self, config: HotZoneConfig, hot: int, deterministic: bool) -> None:
+        if deterministic:
+            raise NotSupportedError(
+                "an adaptive hot zone depends on what was attended to, which the learner cannot "
+                "replay; leave it off for deterministic contexts"
+            )
+        if hot < BLOCK or hot % BLOCK or hot > config.maximum:
+            raise ValueError(
+                f"hot zone of {hot} tokens; expected a multiple of {BLOCK} up to {config.maximum}"
+            )
+        self.config = config
+        self.hot = hot
+        self._start = hot
+        self._recent: deque[float] = deque(maxlen=config.mean_over)
+        self._watched: list[HotSignal] = []
+        self._thresholds: tuple[float, float, float] | None = None
+        self._wish, self._in_a_row = 0, 0
+
+    @property
+    def thresholds(self) -> tuple[float, float, float] | None:
+        """quantile: entropy low, entropy high, mass beyond high; None while calibrating."""
+        return self._thresholds
+
+    def observe(self, signal: HotSignal) -> int:
+        """Length of the hot zone for the next step. The caller moves blocks, at a step boundary."""
+        self._recent.append(signal.entropy)
+        if self.config.mode == "absolute":
+            wish = self._absolute()
+        elif self._thresholds is None:
+            self._watch(signal)
+            return self.hot
+        else:
+            wish = self._quantile(signal, self._thresholds)
+        self._in_a_row = self._in_a_row + 1 if wish and wish == self._wish else int(wish != 0)
+        self._wish = wish
+        if self._in_a_row >= self.config.patience:
+            self._in_a_row = 0
+            if wish > 0:
+                self.hot = min(self.hot + self.config.step, self.config.maximum)
+            elif self.config.mode == "absolute":
+                self.hot = self._start
+            else:
+                self.hot = max(self.hot - self.config.step, self._start)
+        return self.hot
+
+    def _absolute(self) -> int:
+        if len(self._recent) < self.config.mean_over:
+            return 0
+        mean = sum(self._recent) / len(self._recent)
+        return int(mean < self.config.low) - int(mean > self.config.high)
+
+    def _quantile(self, signal: HotSignal, thresholds: tuple[float, float, float]) -> int:
+        """Grow: attention falls beyond the edge, and more than it used to or from a sharp focus.
+        Shrink: attention is spread and none of it is near the edge."""
+        low, high, beyond_high = thresholds
+        near = signal.beyond >= self.config.edge_share
+        if near and (signal.beyond >= beyond_high or signal.entropy <= low):
+            return 1
+        return -int(signal.entropy >= high and not near)
+
+    def _watch(self, signal: HotSignal) -> None:
+        self._watched.append(signal)
+        if len(self._watched) < self.config.calibration:
+            return
+        entropies = torch.tensor([signal.entropy for signal in self._watched])
+        beyonds = torch.tensor([signal.beyond for signal in self._watched])
+        wanted = torch.tensor([self.config.low_quantile, self.config.high_quantile])
+        low, high = entropies.quantile(wanted).tolist()
+        self._thresholds = low, high, float(beyonds.quantile(wanted[1]))
+        self._watched.clear()
