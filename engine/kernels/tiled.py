@@ -1,0 +1,97 @@
+"""Pieces of kernels: tiles of tiered keys and values, softmax in running form.
+
+Shapes: T tokens of a tile, C channels, R query rows, V value channels. Keys come as [C, T], values
+as [T, V], both fp32. ``row`` is slot * G + head, a 64-bit number or [1, T] / [T, 1] of them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dot(a, b, MODE: tl.constexpr):
+    """a @ b; MODE bf16 rounds both, ieee and tf32 take fp32. bf16 never runs in the interpreter."""
+    if MODE == "bf16":
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        result = tl.dot(a, b, input_precision=MODE)
+    return result
+
+
+@triton.jit
+def quad_codes(plane, row, channel, offset, valid, D: tl.constexpr):
+    """2-bit numbers of a plane [.., D/4, 32] as int32 [C, T]."""
+    packed = tl.load(plane + (row * (D // 4) + channel // 4) * 32 + offset, mask=valid, other=0)
+    return (packed.to(tl.int32) >> ((channel % 4) * 2)) & 3
+
+
+@triton.jit
+def warm_keys(
+    top, mid, low, minimum, scale, row, channel, offset, valid, row_valid, D: tl.constexpr
+):
+    """minimum + scale * code. ``row_valid`` masks the loads of minimum and scale: [C, 1] when the
+    tile is of one block."""
+    high = quad_codes(top, row, channel, offset, valid, D) << 6
+    high += quad_codes(mid, row, channel, offset, valid, D) << 4
+    pairs = tl.load(low + (row * (D // 2) + channel // 2) * 32 + offset, mask=valid, other=0)
+    code = high + ((pairs.to(tl.int32) >> ((channel % 2) * 4)) & 15)
+    least = tl.load(minimum + row * D + channel, mask=row_valid, other=0).to(tl.float32)
+    step = tl.load(scale + row * D + channel, mask=row_valid, other=0).to(tl.float32)
+    return tl.where(valid, least + step * code.to(tl.float32), 0.0)
+
+
+@triton.jit
+def full_keys(keys, row, channel, offset, valid, D: tl.constexpr):
+    return tl.load(keys + (row * 32 + offset) * D + channel, mask=valid, other=0).to(tl.float32)
+
+
+@triton.jit
+def warm_values(
+    codes, scale, minimum, row, offset, channel, valid, V: tl.constexpr, BITS: tl.constexpr
+):
+    """BITS 8: scale of the token times code; 4: minimum + scale * code of 32 channels."""
+    place = row * 32 + offset
+    if BITS == 8:
+        code = tl.load(codes + place * V + channel, mask=valid, other=0).to(tl.float32)
+        step = tl.load(scale + place + channel * 0, mask=valid, other=0).to(tl.float32)
+        result = step * code
+    else:
+        pairs = tl.load(codes + place * (V // 2) + channel // 2, mask=valid, other=0)
+        code = ((pairs.to(tl.int32) >> ((channel % 2) * 4)) & 15).to(tl.float32)
+        part = place * ((V + 31) // 32) + channel // 32
+        step = tl.load(scale + part, mask=valid, other=0).to(tl.float32)
+        least = tl.load(minimum + part, mask=valid, other=0).to(tl.float32)
+        result = tl.where(valid, least + step * code, 0.0)
+    return result
+
+
+@triton.jit
+def full_values(values, row, offset, channel, valid, V: tl.constexpr):
+    return tl.load(values + (row * 32 + offset) * V + channel, mask=valid, other=0).to(tl.float32)
+
+
+@triton.jit
+def finite(peak):
+    """-inf - -inf is NaN, so what saw nothing is measured from 0."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@triton.jit
+def fold(scores, values, peak, total, out, MODE: tl.constexpr):
+    """Take scores [R, T] (-inf where hidden) and values [T, V] into a running softmax."""
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    base = finite(new_peak)
+    weights = tl.exp(scores - base[:, None])
+    shrink = tl.exp(peak - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+    out = out * shrink[:, None] + dot(weights, values, MODE)
+    return new_peak, total, out
+
+
+@triton.jit
+def finish(peak, total, out):
+    """(o, lse) of a running softmax; o = 0 and lse = -inf when nothing was seen."""
+    seen = total > 0
+    o = out / tl.where(seen, total, 1.0)[:, None]
+    lse = tl.where(seen, finite(peak) + tl.log(tl.where(seen, total, 1.0)), float("-inf"))
+    return o, lse
