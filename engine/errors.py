@@ -8,6 +8,7 @@ EngineError
 ├── ChatError           text, ids or messages that no renderer can turn into the other
 ├── QuantiseError       keys or values that no code of the warm tier can stand for
 ├── BlockCorrupt        a spilled KV block is not what was written; compute it again
+├── RouterError         the cold router's encoder, synonym file or blocks do not fit
 ├── AttentionError      a view of the cache, or a choice of tokens, that attention cannot read
 ├── WeightsError        a weight set is missing, corrupt, stale or does not fit the model
 └── CheckpointError     a model folder or file cannot be read, or is of a model we do not have
@@ -42,6 +43,12 @@ class QuantiseError(EngineError, ValueError):
 
 class BlockCorrupt(EngineError, OSError):
     """A KV block in host memory or on disk fails its checksum or header; prefill it again."""
+
+
+class RouterError(EngineError, ValueError):
+    """An encoder is not what it says, a synonym file cannot be used, or a block is unknown."""
+
+    exit_code = 2
 
 
 class AttentionError(EngineError, ValueError):

@@ -49,7 +49,8 @@ class Turn:
 
     sampled_ids int32 [n], logprobs float32 [n], loss_mask uint8 [n] (0 = sampled but not trained
     on), observation_ids int32 [m]; experts int16 [p, L, K] for positions
-    [experts_start, experts_start + p).
+    [experts_start, experts_start + p), and for the same positions selections int32
+    [p, M, G, P | 1, S] in hybrid attention, with what it read (StepResult of the engine).
     """
 
     sampled_ids: np.ndarray
@@ -60,6 +61,9 @@ class Turn:
     finish: str
     experts: np.ndarray | None = None
     experts_start: int = 0
+    selections: np.ndarray | None = None
+    warm_reads: int = 0
+    retrieved: int = 0
     media_refs: tuple[str, ...] = ()
 
 
@@ -69,7 +73,8 @@ class TrainingSample:
 
     token_ids int32 [T]; loss_mask uint8 [T] (1 where the token was sampled and is trained on);
     logprobs float32 [T] (engine's, 0 elsewhere); experts int16 [T-1, L, K] or None: routed experts
-    of input positions 0..T-2. ``key`` = (round, task, sample) orders batches.
+    of input positions 0..T-2; selections int32 [T-1, M, G, P | 1, S] or None. ``key`` = (round,
+    task, sample) orders batches.
     """
 
     key: tuple[int, int, int]
@@ -78,6 +83,7 @@ class TrainingSample:
     logprobs: np.ndarray
     experts: np.ndarray | None
     weight_version: int
+    selections: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -138,6 +144,11 @@ class Trajectory:
                     f"expected {reported}"
                 )
                 reported += len(turn.experts)
+            if turn.selections is not None and turn.experts is not None:
+                assert len(turn.selections) == len(turn.experts), (
+                    f"{self.episode_id} turn {index}: selections cover {len(turn.selections)} "
+                    f"positions, experts {len(turn.experts)}"
+                )
             position += n
             if turn.experts is not None:
                 assert reported == position - 1, (
@@ -186,19 +197,20 @@ class Trajectory:
                 ids.append(turn.observation_ids.astype(np.int32))
                 mask.append(np.zeros(m, np.uint8))
                 logprobs.append(np.zeros(m, np.float32))
-        experts = None
-        if self.turns and all(turn.experts is not None for turn in self.turns):
-            experts = np.concatenate(
-                [turn.experts for turn in self.turns if turn.experts is not None]
-            )
         token_ids = np.concatenate(ids)
-        if experts is not None:
-            experts = experts[: len(token_ids) - 1]
+        num_inputs = len(token_ids) - 1
         return TrainingSample(
             key=(self.draw.round, self.draw.task, self.draw.sample),
             token_ids=token_ids,
             loss_mask=np.concatenate(mask),
             logprobs=np.concatenate(logprobs),
-            experts=experts,
+            experts=_joined([turn.experts for turn in self.turns], num_inputs),
             weight_version=min((turn.weight_version for turn in self.turns), default=-1),
+            selections=_joined([turn.selections for turn in self.turns], num_inputs),
         )
+
+
+def _joined(reports: list[np.ndarray | None], length: int) -> np.ndarray | None:
+    """The first ``length`` positions of what the turns reported; None where one did not."""
+    known = [report for report in reports if report is not None]
+    return np.concatenate(known)[:length] if known and len(known) == len(reports) else None

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.attention.config import HybridConfig
 from infra.config import ConfigModel
 
 
@@ -13,7 +14,23 @@ class AttentionConfig(ConfigModel):
     kind: Literal["gqa", "mla"] = "gqa"
     """Grouped-query (Llama family, the demo) or multi-head latent (K2, DeepSeek-V3)."""
     mode: Literal["full", "hybrid"] = "full"
-    """What a query may see: every earlier token, or window + retrieval + summaries (not yet)."""
+    """What a query may see: every earlier token, or sink + window + retrieved tokens. Part of the
+    policy: the learner repeats what the engine read."""
+    hybrid: HybridConfig = HybridConfig()
+    """Read in mode hybrid only."""
+    hot: int = Field(default=2048, ge=0)
+    """Hybrid: newest tokens that are read in full precision; older ones from their codes."""
+    profile: Literal["k8v8", "k8v4", "literal", "full"] = "k8v8"
+    """Hybrid: codes of older tokens, see engine.kvcache.quantise."""
+
+    @model_validator(mode="after")
+    def _window_is_hot(self) -> Self:
+        if self.mode == "hybrid" and self.hybrid.window > self.hot:
+            raise ValueError(
+                f"attention.hybrid.window={self.hybrid.window} is longer than attention.hot="
+                f"{self.hot}; the window is read in full precision: raise hot or lower the window"
+            )
+        return self
 
 
 class YarnConfig(ConfigModel):
@@ -95,11 +112,6 @@ class ModelConfig(ConfigModel):
             raise ValueError(
                 f"num_experts_per_tok={self.num_experts_per_tok} exceeds "
                 f"n_routed_experts={self.n_routed_experts}"
-            )
-        if self.attention.mode == "hybrid":
-            raise ValueError(
-                "attention.mode='hybrid' is not built yet; expected 'full', which is what the "
-                "released models were trained with"
             )
         if self.is_mla and self.num_key_value_heads != self.num_attention_heads:
             raise ValueError(

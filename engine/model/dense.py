@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.errors import NotSupportedError
 from engine.model.model import PolicyModel
 from engine.model.ops import FastOps, RowOps, pad_rows
 
@@ -50,6 +51,11 @@ def forward_dense(
     ``TiledOps`` a token's products have the same bits alone and in a prompt; attention's sums do
     not.
     """
+    if model.config.attention.mode == "hybrid":
+        raise NotSupportedError(
+            "forward_dense reads every token, the model has attention.mode='hybrid'; use "
+            "LightEngine or forward_sequences, or set the mode to full"
+        )
     batch, new = token_ids.shape
     ops = ops or FastOps()
     rows, total = batch * new, mask.shape[1]

@@ -1,6 +1,7 @@
 """Full-context forward for training: padded causal attention around the row model.
 
-Shapes: B sequences, T longest length, N real tokens, A query heads, G key-value heads, D head size.
+Shapes: B sequences, T longest length, N real tokens, A query heads, G key-value heads, D head size,
+L layers with experts, M layers, S chosen tokens a head.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.attention.batched import BatchAttended, attend_batch
+from engine.model.config import AttentionConfig
 from engine.model.model import PolicyModel, WatchRouter
 
 Watch = Callable[[int, Tensor, Tensor], None]
 """(layer, q [B, A, T, D], k [B, G, T, D]), rotated, zero where padded."""
+WatchChoice = Callable[[int, Tensor], None]
+"""(layer, the far tokens that these queries choose: int32 [B, T, G, A / G | 1, S], -1 fills)."""
 
 
 def forward_sequences(
@@ -26,8 +31,14 @@ def forward_sequences(
     *,
     absorbed: bool = False,
     watch_router: WatchRouter | None = None,
+    selections: Tensor | None = None,
+    watch_choice: WatchChoice | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token_ids int64 [B, T] right-padded, lengths int64 [B], experts int64 [B, T, L, K] or None.
+
+    In mode hybrid every query reads what an engine's step at its position read: coded keys, sink,
+    window and chosen tokens; ``selections`` int32 [B, T, M, G, A / G | 1, S] replays recorded
+    choices. Latent attention is then absorbed, because codes are made of the latent.
 
     Returns (hidden [N, H], choices int64 [N, L, K], rows int64 [N] = index into B*T). Padding is
     never computed outside attention.
@@ -36,6 +47,9 @@ def forward_sequences(
     real = torch.arange(longest, device=token_ids.device)[None] < lengths[:, None]
     rows = real.flatten().nonzero()[:, 0]
     positions = torch.arange(longest, device=token_ids.device).repeat(batch)[rows]
+
+    config = model.config.attention
+    hybrid = config.mode == "hybrid"
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         places = rows.to(q.device)
@@ -48,6 +62,15 @@ def forward_sequences(
         queries, keys = padded(q), padded(k)
         if watch is not None:
             watch(layer, queries, keys)
+        if hybrid:
+            values = None if model.config.is_mla else padded(v)
+            recorded = None if selections is None else selections[:, :, layer]
+            done = _attend_hybrid(config, queries, keys, values, lengths, recorded, watch_choice)
+            if watch_choice is not None:
+                assert done.selected is not None, "asked for"
+                watch_choice(layer, done.selected)
+            # latent rows carry their values in front
+            return done.out.flatten(0, 1)[places][..., : v.shape[2]].to(q.dtype)
         out = F.scaled_dot_product_attention(
             queries,
             keys.repeat_interleave(repeat, dim=1),
@@ -62,7 +85,30 @@ def forward_sequences(
         positions,
         attend,
         experts=replay,
-        absorbed=absorbed,
+        absorbed=absorbed or hybrid,
         watch_router=watch_router,
     )
     return hidden, choices, rows
+
+
+def _attend_hybrid(
+    config: AttentionConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    lengths: Tensor,
+    recorded: Tensor | None,
+    watch_choice: WatchChoice | None,
+) -> BatchAttended:
+    """q [B, A, T, D], k [B, G, T, D], v [B, G, T, V]."""
+    return attend_batch(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        None if v is None else v.transpose(1, 2),
+        lengths,
+        config.hybrid,
+        config.hot,
+        config.profile,
+        replay=recorded,
+        with_choice=watch_choice is not None,
+    )

@@ -69,6 +69,11 @@ class StepResult:
     [experts_start, experts_start + n) that were computed since this context last reported (the
     prompt included, also after ``fork``). The last sampled token has not been fed yet, so
     concatenating all reports covers positions 0 .. len(context) - 2. None for dense models.
+
+    ``selections``: int32 [n, layers, G, P | 1, K], the far tokens that these positions' queries read
+    in hybrid attention (engine.attention), -1 fills; starts at ``experts_start`` too. None in full
+    attention. ``warm_reads``, ``retrieved``: coded tokens that could be read and far tokens that
+    were, summed over the positions computed in this step, in one layer.
     """
 
     token_ids: np.ndarray
@@ -78,6 +83,9 @@ class StepResult:
     start: int
     experts: np.ndarray | None = None
     experts_start: int = 0
+    selections: np.ndarray | None = None
+    warm_reads: int = 0
+    retrieved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,12 @@ class TurnRow(Base):
     experts: Mapped[bytes | None]
     experts_shape: Mapped[str | None]
     experts_start: Mapped[int] = mapped_column(default=0)
+    selections: Mapped[bytes | None]
+    """zlib; of engines with hybrid attention"""
+    selections_shape: Mapped[str | None]
+    """dtype:sizes, as <i2:150,3,2,2,16"""
+    warm_reads: Mapped[int] = mapped_column(default=0)
+    retrieved: Mapped[int] = mapped_column(default=0)
     media_json: Mapped[list[Any]] = mapped_column(JsonText, default=list)
 
 

@@ -6,7 +6,7 @@ Shapes: B sequences, T longest length, L MoE layers, K experts a token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from parl.trajectory import TrainingSample
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """token_ids int64 [B, T]; lengths int64 [B]; mask bool [B, T] (trained tokens); old_logprobs,
-    advantages float32 [B, T]; experts int64 [B, T, L, K] or None."""
+    advantages float32 [B, T]; experts int64 [B, T, L, K] or None; selections int32
+    [B, T, M, G, P | 1, S] or None."""
 
     token_ids: Tensor
     lengths: Tensor
@@ -26,6 +27,7 @@ class MicroBatch:
     old_logprobs: Tensor
     advantages: Tensor
     experts: Tensor | None
+    selections: Tensor | None = None
 
 
 def split(samples: Sequence[TrainingSample], max_tokens: int) -> list[list[int]]:
@@ -64,10 +66,25 @@ def micro_batches(
     max_tokens: int,
     *,
     with_experts: bool,
+    with_selections: bool = False,
 ) -> Iterator[MicroBatch]:
     """Padded tensors, built one at a time."""
     for indices in split(samples, max_tokens):
-        yield _pad([samples[i] for i in indices], [advantages[i] for i in indices], with_experts)
+        chosen = [samples[i] for i in indices]
+        batch = _pad(chosen, [advantages[i] for i in indices], with_experts)
+        yield replace(batch, selections=_selections(chosen)) if with_selections else batch
+
+
+def _selections(samples: Sequence[TrainingSample]) -> Tensor | None:
+    """Padded with -1: nothing is chosen. None where a sample has none."""
+    known = [s.selections for s in samples if s.selections is not None]
+    if not known or len(known) < len(samples):
+        return None
+    longest = max(len(s.token_ids) for s in samples)
+    padded = np.full((len(samples), longest, *known[0].shape[1:]), -1, np.int32)
+    for row, selections in enumerate(known):
+        padded[row, : len(selections)] = selections
+    return torch.from_numpy(padded)
 
 
 def _pad(

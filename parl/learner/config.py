@@ -51,5 +51,7 @@ class LearnerConfig(ConfigModel):
     norm. Their policy gradient is zero; not done when loss.tau pulls on every token."""
     replay_experts: bool = True
     """Route training tokens to the experts the engine recorded."""
+    replay_selections: bool = True
+    """Hybrid attention: read the far tokens that the engine recorded."""
     router_bias_rate: float = Field(default=0.0, ge=0)
     """Step of the router's selection bias towards equal expert loads after each RL update."""

@@ -16,8 +16,10 @@ from parl.learner.batching import MicroBatch
 class TokenStats:
     """Over the n trained tokens of a micro-batch: logprobs (with gradient), entropy (nats), old
     logprobs, advantages float32 [n]; flipped bool [n]: the router, left alone, would have sent the
-    predicting position elsewhere than the engine did. flips / choices count all positions; loads
-    int64 [L, E] counts the router's own choices."""
+    predicting position elsewhere than the engine did, or its queries would have read another far
+    token. flips / choices count routings of all positions, selection_flips / selections far tokens
+    that were recorded and would not be chosen now; loads int64 [L, E] counts the router's own
+    choices."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -27,12 +29,21 @@ class TokenStats:
     flips: int
     choices: int
     loads: Tensor
+    selection_flips: int = 0
+    selections: int = 0
 
 
 def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = None) -> TokenStats:
     """Predict token t from position t - 1 for every masked t; ``watch`` sees queries and keys."""
+    own = _OwnChoices(batch) if batch.selections is not None else None
     hidden, chosen, rows = forward_sequences(
-        model, batch.token_ids, batch.lengths, batch.experts, watch
+        model,
+        batch.token_ids,
+        batch.lengths,
+        batch.experts,
+        watch,
+        selections=batch.selections,
+        watch_choice=None if own is None else own.add,
     )
     longest = batch.token_ids.shape[1]
     target = batch.mask.flatten().nonzero()[:, 0]
@@ -53,6 +64,8 @@ def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = Non
         differs = (recorded != chosen).any(dim=-1)
         flips, choices = int(differs[known].sum()), int(known.sum()) * differs.shape[1]
         flipped = differs.any(dim=-1)[source]
+    if own is not None:
+        flipped = flipped | own.differs.flatten()[target - 1]
     return TokenStats(
         picked,
         entropy,
@@ -62,7 +75,35 @@ def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = Non
         flips,
         choices,
         _loads(chosen, model.config.n_routed_experts),
+        0 if own is None else own.flips,
+        0 if own is None else own.recorded,
     )
+
+
+class _OwnChoices:
+    """Compares the far tokens that the learner's queries choose with the recorded ones."""
+
+    def __init__(self, batch: MicroBatch) -> None:
+        assert batch.selections is not None, "nothing was recorded"
+        self._batch = batch
+        self._recorded = batch.selections
+        self.differs = torch.zeros(batch.token_ids.shape, dtype=torch.bool)
+        """[B, T]: some layer and head of the position would read another token."""
+        self.flips = 0
+        self.recorded = int((batch.selections >= 0).sum())
+
+    def add(self, layer: int, own: Tensor) -> None:
+        """own int32 [B, T, G, P | 1, S] of one layer, rising, -1 at the end."""
+        recorded = self._recorded[:, :, layer]
+        longest = own.shape[1]
+        # the last position of a sequence has no record; it predicts nothing
+        known = torch.arange(longest) < (self._batch.lengths[:, None] - 1)
+        other = (own != recorded).flatten(2).any(dim=-1) & known
+        self.differs |= other
+        for row, position in other.nonzero().tolist():
+            mine, theirs = own[row, position], recorded[row, position]
+            same = (theirs[..., :, None] == mine[..., None, :]).any(dim=-1)
+            self.flips += int(((theirs >= 0) & ~same).sum())
 
 
 def _loads(chosen: Tensor, num_experts: int) -> Tensor:

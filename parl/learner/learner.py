@@ -74,6 +74,7 @@ class TokenLearner:
             [advantages[i] for i in keep],
             self.config.micro_batch_tokens,
             with_experts=self.config.replay_experts,
+            with_selections=self.config.replay_selections,
         ):
             stats = token_stats(self.model, batch, self._qk_clip.watch)
             loss, masked = loss_fn(
@@ -194,6 +195,7 @@ class _Tally:
         self.loss = self.entropy = self.abs_dlogp = self.kl = 0.0
         self.max_dlogp = 0.0
         self.tokens = self.clean = self.masked = self.flips = self.choices = 0
+        self.selection_flips = self.selections = 0
         self.loads: Tensor | None = None
 
     def add(self, loss: Tensor, stats: TokenStats, masked: int) -> None:
@@ -206,6 +208,8 @@ class _Tally:
         self.masked += masked
         self.flips += stats.flips
         self.choices += stats.choices
+        self.selection_flips += stats.selection_flips
+        self.selections += stats.selections
         self.loads = stats.loads if self.loads is None else self.loads + stats.loads
         if len(same):
             self.abs_dlogp += float(same.sum())
@@ -215,7 +219,7 @@ class _Tally:
 
     def metrics(self) -> dict[str, float]:
         tokens, clean = max(self.tokens, 1), max(self.clean, 1)
-        return {
+        found = {
             "loss": self.loss,
             "entropy": self.entropy / tokens,
             "max_abs_dlogp": self.max_dlogp,
@@ -224,3 +228,6 @@ class _Tally:
             "masked_share": self.masked / tokens,
             "expert_flip_share": self.flips / max(self.choices, 1),
         }
+        if self.selections:
+            found["selection_flip_share"] = self.selection_flips / self.selections
+        return found

@@ -148,9 +148,14 @@ def _turn(turn: TurnRow, text_of: TokenText) -> list[str]:
     experts = (
         "none" if turn.experts is None else f"[{turn.experts_shape}] from {turn.experts_start}"
     )
+    read = (
+        f", read {turn.warm_reads} coded tokens, retrieved {turn.retrieved}"
+        if turn.warm_reads or turn.retrieved
+        else ""
+    )
     lines = [
         f"turn {turn.index}    {len(ids)} sampled, finish {turn.finish}, weights "
-        f"{turn.weight_version}, experts {experts}",
+        f"{turn.weight_version}, experts {experts}{read}",
         "          id  mask   logprob  text",
     ]
     for token, bit, logprob in zip(ids.tolist(), mask.tolist(), logprobs.tolist(), strict=True):

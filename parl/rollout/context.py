@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class EpisodeContext:
                 await asyncio.sleep(self._deadline.within(self._settings.backoff_s * 2**rebuild))
         self._check_version(result.weight_version)
         self._tokens += result.token_ids.tolist()
-        return self._without_repeated_experts(result)
+        return self._without_repeats(result)
 
     async def _try_step(
         self, max_new_tokens: int, sampling: Sampling, stop_ids: tuple[int, ...]
@@ -141,24 +142,23 @@ class EpisodeContext:
                 f"{self._weight_version}; publish that version to every engine"
             )
 
-    def _without_repeated_experts(self, result: StepResult) -> StepResult:
-        if result.experts is None:
+    def _without_repeats(self, result: StepResult) -> StepResult:
+        """A rebuilt context reports its first positions once more."""
+        reports = [r for r in (result.experts, result.selections) if r is not None]
+        if not reports:
             return result
         repeated = self._num_reported - result.experts_start
         assert repeated >= 0, (
             f"{self._owner}: experts reported from position {result.experts_start}, "
             f"expected at most {self._num_reported}"
         )
-        experts, start = result.experts[repeated:], self._num_reported
-        self._num_reported += len(experts)
-        return StepResult(
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
-            finish=result.finish,
-            weight_version=result.weight_version,
-            start=result.start,
-            experts=experts,
+        start = self._num_reported
+        self._num_reported += len(reports[0]) - repeated
+        return replace(
+            result,
+            experts=None if result.experts is None else result.experts[repeated:],
             experts_start=start,
+            selections=None if result.selections is None else result.selections[repeated:],
         )
 
     async def release(self) -> None:

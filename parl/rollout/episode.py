@@ -336,6 +336,9 @@ def _turn(result: StepResult, observed: np.ndarray | None = None) -> Turn:
         finish=result.finish,
         experts=result.experts,
         experts_start=result.experts_start,
+        selections=result.selections,
+        warm_reads=result.warm_reads,
+        retrieved=result.retrieved,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -66,10 +67,32 @@ def turn_values(trajectory: Trajectory) -> list[dict[str, Any]]:
             if turn.experts is None
             else ",".join(map(str, turn.experts.shape)),
             "experts_start": turn.experts_start,
+            **_selection_values(turn.selections),
+            "warm_reads": turn.warm_reads,
+            "retrieved": turn.retrieved,
             "media_json": list(turn.media_refs),
         }
         for index, turn in enumerate(trajectory.turns)
     ]
+
+
+def _selection_values(selections: np.ndarray | None) -> dict[str, Any]:
+    """Neighbouring queries choose nearly the same tokens, so compression takes most of it away."""
+    if selections is None:
+        return {"selections": None, "selections_shape": None}
+    short = not selections.size or int(selections.max()) <= np.iinfo(np.int16).max
+    dtype = np.dtype("<i2" if short else "<i4")
+    sizes = ",".join(map(str, selections.shape))
+    blob = zlib.compress(to_blob(selections, dtype), level=1)
+    return {"selections": blob, "selections_shape": f"{dtype.str}:{sizes}"}
+
+
+def _selections(row: TurnRow) -> np.ndarray | None:
+    if row.selections is None or row.selections_shape is None:
+        return None
+    kind, _, sizes = row.selections_shape.partition(":")
+    flat = from_blob(zlib.decompress(row.selections), np.dtype(kind))
+    return flat.astype(np.int32).reshape(tuple(map(int, sizes.split(","))))
 
 
 def call_values(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -149,6 +172,9 @@ def _turn(row: TurnRow) -> Turn:
         finish=row.finish,
         experts=experts,
         experts_start=row.experts_start,
+        selections=_selections(row),
+        warm_reads=row.warm_reads,
+        retrieved=row.retrieved,
         media_refs=tuple(row.media_json),
     )
 

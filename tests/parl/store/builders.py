@@ -104,8 +104,13 @@ def _array(dtype: type, length: int, **limits: int) -> st.SearchStrategy[np.ndar
 def turns(draw: st.DrawFn) -> Turn:
     n, m, p = (draw(st.integers(0, 5)) for _ in range(3))
     experts = None
+    selections = None
     if draw(st.booleans()):
         experts = draw(hnp.arrays(np.int16, (p, draw(st.integers(1, 3)), 2)))
+    if draw(st.booleans()):
+        last = draw(st.sampled_from([300, 2**31 - 1]))
+        places = st.integers(-1, last)
+        selections = draw(hnp.arrays(np.int32, (p, 2, 1, 2, 3), elements=places))
     return Turn(
         sampled_ids=draw(_array(np.int32, n)),
         logprobs=draw(_array(np.float32, n)),
@@ -115,6 +120,9 @@ def turns(draw: st.DrawFn) -> Turn:
         finish=draw(st.sampled_from(["stop", "length"])),
         experts=experts,
         experts_start=draw(st.integers(0, 100)),
+        selections=selections,
+        warm_reads=draw(st.integers(0, 10**6)),
+        retrieved=draw(st.integers(0, 10**6)),
         media_refs=tuple(draw(st.lists(st.text(max_size=5), max_size=2))),
     )
 
@@ -171,8 +179,8 @@ def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 def assert_same_trajectory(a: Trajectory, b: Trajectory) -> None:
     """Every field equal, arrays bit for bit."""
-    arrays = ("sampled_ids", "logprobs", "loss_mask", "observation_ids", "experts")
-    plain = ("weight_version", "finish", "experts_start", "media_refs")
+    arrays = ("sampled_ids", "logprobs", "loss_mask", "observation_ids", "experts", "selections")
+    plain = ("weight_version", "finish", "experts_start", "media_refs", "warm_reads", "retrieved")
     assert same_bits(a.prompt_ids, b.prompt_ids)
     assert len(a.turns) == len(b.turns)
     for left, right in zip(a.turns, b.turns, strict=True):

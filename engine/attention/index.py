@@ -1,0 +1,151 @@
+"""KeyCodeIndex: which warm tokens are worth reading, by approximate scores of all of them.
+
+Shapes: R query rows, G key-value heads, P query heads per key-value head, D key size, W blocks,
+M candidates. Queries come already scaled. What an index keeps beside the warm blocks themselves:
+codes, quest: nothing. int8: 8-bit rows and a step (D + 4 bytes a token and head). mean: a mean key
+a block. bf16: nothing, it dequantises all keys at every scan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.codes import scan_codes
+from engine.attention.config import HybridConfig, IndexKind
+from engine.attention.select import share_scores, top_positions
+from engine.attention.view import WarmBlocks
+from engine.errors import AttentionError
+from engine.kvcache.quantise import BLOCK, dequantise_keys
+
+
+class KeyCodeIndex:
+    """Scores a context's warm keys in one layer. Calls mutate it (int8 and mean learn new blocks),
+    so one belongs to one context and layer."""
+
+    def __init__(self, kind: IndexKind) -> None:
+        self.kind: IndexKind = kind
+        self._copy: _Int8Copy | None = None
+        self._means = torch.empty(0)
+        self._blocks = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def scores_blocks(self) -> bool:
+        """Whether a score stands for a block instead of a token."""
+        return self.kind in ("quest", "mean")
+
+    def scores(self, q: Tensor, warm: WarmBlocks) -> Tensor:
+        """q fp32 [R, G, P, D] -> fp32 [R, G, P, 32 W], or [R, G, P, W] when it scores blocks."""
+        if self.kind == "codes":
+            return scan_codes(q, warm)
+        if self.kind == "bf16":
+            return exact_scores(q, warm.dequantised_keys())
+        if self.kind == "quest":
+            return _bounds(q, warm)
+        if self.kind == "none":
+            raise AttentionError("index 'none' scores nothing; ask it for no candidates")
+        self._learn(warm)
+        if self.kind == "int8":
+            assert self._copy is not None, "learned above"
+            return self._copy.scores(q)
+        return exact_scores(q, self._means[: len(warm)].transpose(0, 1))
+
+    def candidates(self, q: Tensor, warm: WarmBlocks, config: HybridConfig) -> Tensor:
+        """The best warm tokens for each group's heads together: int64 [R, G, M], rising places
+        32 * (place of the block in ``warm``) + offset. Ties go to the lower position."""
+        rows, groups = q.shape[:2]
+        if self.kind == "none" or not len(warm):
+            return torch.empty(rows, groups, 0, dtype=torch.int64)
+        scores = share_scores(self.scores(q, warm), config.share)
+        if config.topk_unit == "token" and not self.scores_blocks:
+            return top_positions(scores, config.candidates)
+        if not self.scores_blocks:
+            scores = scores.unflatten(-1, (-1, BLOCK)).amax(dim=-1)
+        wanted = -(-config.candidates // BLOCK)
+        if config.topk_unit == "block":
+            wanted = max(wanted, config.topk)
+        places = top_positions(scores, wanted)
+        return (places[..., None] * BLOCK + torch.arange(BLOCK)).flatten(-2)
+
+    def _learn(self, warm: WarmBlocks) -> None:
+        """Take in blocks that joined the end of ``warm``; start anew when others did."""
+        known = len(self._blocks)
+        if not torch.equal(warm.blocks[:known], self._blocks):
+            self._copy, self._means, known = None, torch.empty(0), 0
+        self._blocks = warm.blocks.clone()
+        if known == len(warm):
+            return
+        keys = dequantise_keys(warm.gathered_keys(known))
+        if self.kind == "mean":
+            means = keys.mean(dim=2)
+            self._means = torch.cat([self._means, means]) if known else means
+            return
+        if self._copy is None:
+            self._copy = _Int8Copy(centre=keys[0].mean(dim=1))
+        self._copy.extend(keys.transpose(0, 1).flatten(1, 2))
+
+
+def exact_scores(q: Tensor, k: Tensor) -> Tensor:
+    """q fp32 [R, G, P, D], k [G, N, D] -> fp32 [R, G, P, N].
+
+    Products of fp32 numbers are exact in fp64, so after rounding the sum back to fp32 the order of
+    addition, which differs by shape and library, shows once in about 2^20 scores and then by one
+    unit in the last place.
+    """
+    rows, _, heads, _ = q.shape
+    flat = q.transpose(0, 1).flatten(1, 2).double()
+    scores = torch.matmul(flat, k.double().transpose(1, 2)).float()
+    return scores.unflatten(1, (rows, heads)).transpose(0, 1)
+
+
+def _bounds(q: Tensor, warm: WarmBlocks) -> Tensor:
+    """Largest score a block's keys could have by their minimum and maximum a channel (Quest)."""
+    keys = warm.gathered_keys()
+    width = (255 * keys.scale.float()).transpose(0, 1)
+    low = exact_scores(q, keys.minimum.float().transpose(0, 1))
+    return low + exact_scores(q.clamp(min=0), width)
+
+
+@dataclass(slots=True)
+class _Int8Copy:
+    """Keys around a fixed centre, in 8 bits with a step per token and head: one integer matrix
+    product scores them. The centre is the mean of the context's first warm block, so that the
+    copy is a pure function of the keys. Buffers grow by half."""
+
+    centre: Tensor
+    codes: Tensor = torch.empty(0, dtype=torch.int8)  # noqa: RUF009 - empty, replaced not written
+    steps: Tensor = torch.empty(0)  # noqa: RUF009
+    size: int = 0
+
+    def extend(self, keys: Tensor) -> None:
+        """keys [G, N, D]"""
+        offset = keys - self.centre[:, None]
+        steps = (offset.abs().amax(dim=-1) / 127).clamp(min=1e-20)
+        codes = torch.round(offset / steps[..., None]).to(torch.int8)
+        end = self.size + keys.shape[1]
+        if self.codes.numel() == 0 or end > self.codes.shape[1]:
+            room = max(end, self.size * 3 // 2)
+            old_codes, old_steps = self.codes, self.steps
+            self.codes = torch.zeros(len(keys), room, keys.shape[2], dtype=torch.int8)
+            self.steps = torch.zeros(len(keys), room)
+            if self.size:
+                self.codes[:, : self.size] = old_codes[:, : self.size]
+                self.steps[:, : self.size] = old_steps[:, : self.size]
+        self.codes[:, self.size : end] = codes
+        self.steps[:, self.size : end] = steps
+        self.size = end
+
+    def scores(self, q: Tensor) -> Tensor:
+        rows, groups, heads, _ = q.shape
+        flat = q.transpose(0, 1).flatten(1, 2)
+        steps = (flat.abs().amax(dim=-1) / 127).clamp(min=1e-20)
+        codes = torch.round(flat / steps[..., None]).to(torch.int8)
+        first = (flat.double() @ self.centre.double()[..., None]).float()
+        out = torch.empty(groups, rows * heads, self.size)
+        for group in range(groups):
+            sums = torch._int_mm(self.codes[group, : self.size], codes[group].T.contiguous())
+            scaled = sums.T * (steps[group, :, None] * self.steps[group, None, : self.size])
+            torch.add(scaled, first[group], out=out[group])
+        return out.unflatten(1, (rows, heads)).transpose(0, 1)
