@@ -9,11 +9,14 @@ from pydantic import Field, model_validator
 
 from infra.config import ConfigModel
 
+BLOCK = 32
+"""Tokens of a block."""
+
 
 class TierConfig(ConfigModel):
     hot: int = Field(default=2048, ge=0)
     """Newest tokens in full precision; the first block always is."""
-    warm: int = Field(default=65536, ge=0, multiple_of=32)
+    warm: int = Field(default=65536, ge=0, multiple_of=BLOCK)
     """Tokens before those that stay on the device in codes; older ones are cold."""
     profile: Literal["k8v8", "k8v4", "literal", "full"] = "k8v8"
     """Codes of warm blocks, see engine.kvcache.quantise. full: everything is hot."""

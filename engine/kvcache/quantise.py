@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import QuantiseError
+from engine.kvcache.config import BLOCK as BLOCK
 
-BLOCK = 32
-"""Tokens of a block."""
 SCALE_FLOOR = 2.0**-20
 """Smallest scale: constant and zero channels divide by it and get code 0. An exact fp16 number."""
 FP16_MAX = 65504.0

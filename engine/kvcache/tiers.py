@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from engine.kvcache.config import TierConfig
-from engine.kvcache.quantise import BLOCK
+from engine.kvcache.config import BLOCK, TierConfig
 
 
 class Tier(IntEnum):
