@@ -38,6 +38,11 @@ from sandbox.shelf import LEASE_KIND
 INTERRUPTED, TERMINATED = 130, 143
 
 
+_heard: list[int] = []
+"""The signal that is ending this process: inside its C++ calls Ray raises a plain KeyboardInterrupt
+in place of what the handler raised."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM: a scheduler's way to say Ctrl-C."""
 
@@ -57,15 +62,15 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
                 _run(folder, ledger, store, stream)
             files = write_report(ledger, folder.run_id, folder.path)
         except KeyboardInterrupt as interrupt:
-            if store.run_status() == FINISHED:
+            if _is_finished(store):
                 hint = f"the run is finished; its report: parl rl report {shortest(folder)}"
             else:
                 _note(store, "stopped", "interrupted")
-            terminated = isinstance(interrupt, Terminated)
+            terminated = isinstance(interrupt, Terminated) or _heard == [signal.SIGTERM]
             typer.echo(f"{'terminated' if terminated else 'interrupted'}; {hint}", err=True)
             raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
         except Exception as error:
-            if store.run_status() != FINISHED:
+            if not _is_finished(store):
                 _note(store, "failed", f"{type(error).__name__}: {error}")
             typer.echo(f"stopped by an error; {hint}", file=stream)
             raise
@@ -75,6 +80,7 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
 def _hear_signals() -> None:
     """Also once Ray has connected: it installs a SIGTERM handler that aborts the process."""
     if threading.current_thread() is threading.main_thread():
+        _heard.clear()
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)
 
@@ -82,6 +88,7 @@ def _hear_signals() -> None:
 def _stop(number: int, frame: FrameType | None) -> None:
     """Closing engines and boxes takes seconds: who asked for it hears at once. The stream may be
     in use where the signal came in, so this goes past it."""
+    _heard[:] = [number]
     os.write(sys.stderr.fileno(), b"stopping: the engine and the boxes are being closed\n")
     if number == signal.SIGTERM:
         raise Terminated
@@ -174,6 +181,13 @@ class InProcess:
 def reap_boxes(ledger: Ledger) -> None:
     """Remove sandboxes whose owner is dead; what cannot be removed keeps its lease (logged)."""
     LeaseBook(ledger).reap({LEASE_KIND: lambda lease: reap_box(lease.data_json)})
+
+
+def _is_finished(store: Store) -> bool:
+    """False also where the ledger does not answer: then that is the error."""
+    with contextlib.suppress(LedgerError):
+        return store.run_status() == FINISHED
+    return False
 
 
 def _note(store: Store, status: str, error: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 import structlog
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from engine.runtime.types import WeightSet
@@ -29,6 +29,8 @@ TAG = "groups"
 POLL_S = 0.25
 """How soon a lost runner is noticed; a round whose runners all answer does not wait for it."""
 PING_S = 0.05
+RETRY_S = 0.5
+"""Between two tries to reach a weight store that Ray is restarting."""
 
 
 class RayCollector:
@@ -64,13 +66,26 @@ class RayCollector:
         """Store first: an engine that dies now and restarts finds what the others serve."""
         ref = ray.put(weights)
         try:
-            ray.get(self._weight_store.publish.remote(ref), timeout=CALL_TIMEOUT_S)
+            self._store_weights(ref)
         except RayError as error:
             raise RoundError(
                 f"weight version {weights.manifest.version} did not reach the weight store: "
                 f"{one_line(error)}; check the disk of the run folder, then resume"
             ) from error
         self._engines.load(ref, weights.manifest, self._publish_timeout_s)
+
+    def _store_weights(self, ref: Any) -> None:
+        """Ray restarts a store that was killed; publishing the same version twice is one."""
+        end = time.monotonic() + CALL_TIMEOUT_S
+        while True:
+            try:
+                ray.get(self._weight_store.publish.remote(ref), timeout=CALL_TIMEOUT_S)
+                return
+            except RayActorError:
+                if time.monotonic() > end:
+                    raise
+            log.warning("weight_store_restarts")
+            time.sleep(RETRY_S)
 
     def close(self) -> None:
         """Engines end here; the runners are RLlib's."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from sqlalchemy import select
 
 from infra.db.engine import Ledger, open_ledger
@@ -114,6 +115,15 @@ def test_killed_engine_comes_back_with_the_newest_weights(disturbed: Disturbed) 
     assert 0 < disturbed.killed["engine-0"] != read_pids(disturbed.folder)["engine-0"]
     trajectories = Store(disturbed.ledger, RUN_ID).load_trajectories("train", 1)
     assert {turn.weight_version for t in trajectories for turn in t.turns} == {1}
+
+
+def test_a_killed_weight_store_is_waited_for(disturbed: Disturbed) -> None:
+    """Ray restarts it; the publish that met it dead is made again."""
+    store = disturbed.run.algorithm._weight_store
+    weights = ray.get(ray.get(store.locate.remote())[0])
+    ray.kill(store, no_restart=False)
+    disturbed.run.machine._collector.publish(weights)
+    assert ray.get(store.latest.remote()) == weights.manifest.version == NUM_ROUNDS
 
 
 def test_results_reach_rllib(disturbed: Disturbed) -> None:
