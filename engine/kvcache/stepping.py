@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.errors import InvalidStateError
 from engine.kvcache.cold import ColdTier
-from engine.kvcache.config import TierConfig
 from engine.kvcache.device import DeviceTiers
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.step import Coding, Step, StepView
@@ -35,10 +34,9 @@ class Plan:
 
 
 class Steps:
-    def __init__(self, device: DeviceTiers, cold: ColdTier, config: TierConfig) -> None:
+    def __init__(self, device: DeviceTiers, cold: ColdTier) -> None:
         self._device = device
         self._cold = cold
-        self._config = config
 
     def plan(self, context: ContextBlocks, positions: Sequence[int] | np.ndarray) -> Plan:
         """InvalidStateError when a row is written already or its block is not in full precision."""
@@ -70,7 +68,7 @@ class Steps:
         self, context: ContextBlocks, length: int, new_bits: dict[int, np.uint32]
     ) -> list[int]:
         """Blocks that turn warm in the step: whole after it, and old enough."""
-        end = warm_end(length, self._config)
+        end = warm_end(length, context.config)
         written = context.written[:end].copy()
         for block, bits in new_bits.items():
             if block < end:
@@ -142,7 +140,7 @@ class Steps:
             context.full[:size].copy(),
             warm,
             context.kept[:size].copy(),
-            self._config,
+            context.config,
         )
 
     def _coding(self, plans: list[Plan], views: list[StepView]) -> Coding:
@@ -189,7 +187,7 @@ class Steps:
             self._device.drop_full([full])
         for view in step.views:
             context, positions = view.context, view.positions
-            cold_before = cold_end(context.length, self._config)
+            cold_before = cold_end(context.length, context.config)
             np.bitwise_or.at(
                 context.written,
                 positions // BLOCK,
@@ -201,7 +199,7 @@ class Steps:
             old = np.unique(positions // BLOCK)
             # computed again although cold: somebody asked for it
             context.kept[old[(old >= 1) & (old < cold_before)]] = True
-            end = cold_end(view.length, self._config)
+            end = cold_end(view.length, context.config)
             for block in context.where(State.WARM, start=1, stop=end):
                 if not context.kept[block]:
                     self._cold.spill(context, block)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.kvcache.quantise import BLOCK
+from engine.kvcache.config import BLOCK, TierConfig
 from engine.kvcache.tiers import MOVES, State, Tier
 
 Busy = Literal["", "a step", "a move between tiers"]
@@ -51,6 +51,8 @@ class ContextBlocks:
     back on request, stays warm however old."""
 
     id: str
+    config: TierConfig
+    """The cache's, with a hot zone of this context's own if it has one."""
     length: int = 0
     state: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     full: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -85,6 +87,7 @@ class ContextBlocks:
     def copy(self, name: str) -> ContextBlocks:
         return ContextBlocks(
             name,
+            self.config,
             self.length,
             self.state.copy(),
             self.full.copy(),

@@ -77,7 +77,7 @@ class TieredKV:
         directory = config.directory if config.cold == "disk" else None
         store = RecordStore(model_hash(model_id), layout.record_bytes, host_bytes, directory)
         self._cold = ColdTier(self.device, store, self._changed)
-        self._steps = Steps(self.device, self._cold, config)
+        self._steps = Steps(self.device, self._cold)
         self._contexts: dict[str, ContextBlocks] = {}
 
     # -- account --------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class TieredKV:
         with self._changed:
             if ctx in self._contexts:
                 raise InvalidStateError(f"context {ctx} exists; release it first")
-            self._contexts[ctx] = ContextBlocks(ctx)
+            self._contexts[ctx] = ContextBlocks(ctx, self.config)
 
     def fork(self, parent: str, child: str) -> None:
         """The child shares every block; who writes to a shared one first gets a copy."""
@@ -199,6 +199,18 @@ class TieredKV:
             for gone in range(block, context.num_blocks):
                 self._drop(context, gone)
             context.length = length
+
+    def set_hot(self, ctx: str, hot: int) -> None:
+        """A hot zone of this context's own from its next step on. What is coded stays coded, so a
+        longer zone fills up as the context grows. NotSupportedError in deterministic mode."""
+        if self.config.deterministic:
+            raise NotSupportedError(
+                f"hot = {hot} for context {ctx} in deterministic mode, where tiers depend on "
+                "position and length only; set deterministic = false"
+            )
+        with self._changed:
+            context = self._idle(ctx, "set_hot")
+            context.config = TierConfig.model_validate(self.config.model_dump() | {"hot": hot})
 
     def evict(
         self, ctx: str, start: int, end: int, to: Literal["cold", "absent"] = "absent"

@@ -264,6 +264,26 @@ def test_memory_pressure_demotes_the_longest_unused_context():
     kv.close()
 
 
+def test_a_context_may_have_a_hot_zone_of_its_own():
+    """Longer: what is coded stays so; shorter: the next step codes what is beyond it. Others keep
+    theirs, and deterministic mode refuses."""
+    config = TierConfig(hot=64, warm=640, deterministic=False)
+    kv = make_cache(config)
+    models = {"a": filled(kv, 160), "b": filled(kv, 160, ctx="b")}
+    kv.set_hot("a", 160)
+    step(kv, models, {"a": (1, list(range(160, 256))), "b": (1, list(range(160, 256)))})
+    assert kv.states("a")[1:4] == [State.WARM, State.WARM, State.HOT]
+    check(kv, "b", models["b"])
+    kv.set_hot("a", 32)
+    step(kv, models, {"a": (1, [256])})
+    assert kv.states("a")[6:] == [State.WARM, State.HOT, State.HOT]
+    kv.close()
+    kv = make_cache(CONFIG)
+    with pytest.raises(NotSupportedError, match="deterministic"):
+        kv.set_hot("a", 64)
+    kv.close()
+
+
 def test_best_effort_arrives_at_a_step_boundary():
     """Cold until a step has ended after the load; timeout says what is still on its way."""
     config = TierConfig(hot=32, warm=64, deterministic=False)
