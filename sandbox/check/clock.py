@@ -1,12 +1,13 @@
 """The solution on other days and at other hours: a task must be solvable whenever it is drawn.
 
 The tools run with a clock that is ahead or behind, and so do Python programs they start (a service
-in the box). Not reached: clocks of other programs (``date``), of C libraries, and the shell world,
-whose tools are not the author's.
+in the box). Not reached: clocks of other programs (``date``) and of C libraries. The shell world,
+whose tools are not the author's, has its own way (sandbox.check.shell_clock).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +22,7 @@ _HOURS = (29, 58, 87, 116, 121, 151)
 _DAYS = (31, 92, 183, 400, -1095)
 SHIFTS = (*(timedelta(hours=hours) for hours in _HOURS), *(timedelta(days=days) for days in _DAYS))
 
-_PREAMBLE = '''
+CLOCK_SOURCE = '''
 import datetime as _parl_datetime, os as _parl_os, subprocess as _parl_subprocess
 import time as _parl_time
 
@@ -138,7 +139,7 @@ def setup(data):
 
 def clock_bundle(bundle: ToolBundle) -> ToolBundle:
     """The task's tools under a clock that ``clock_spec`` sets."""
-    source = _WRAPPED.format(preamble=_PREAMBLE, source=bundle.tools_source, key=SHIFT_KEY)
+    source = _WRAPPED.format(preamble=CLOCK_SOURCE, source=bundle.tools_source, key=SHIFT_KEY)
     return replace(bundle, tools_source=source)
 
 
@@ -150,12 +151,16 @@ def clock_spec(spec: TaskSpec, bundle: ToolBundle, shift: timedelta) -> TaskSpec
 
 
 async def run_clock(
-    stage: Stage, spec: TaskSpec, bundle: ToolBundle, oracle: Script, seeded: bool
+    stage: Stage,
+    at: Callable[[timedelta], TaskSpec],
+    shifts: Sequence[timedelta],
+    oracle: Script,
+    seeded: bool,
 ) -> Step:
-    """``stage`` and ``bundle`` are those of the clock bundle. ``seeded``: also equal answers are
-    expected, as one seed is one world."""
+    """``at``: the task with a clock that is so far ahead, for ``stage``. ``seeded``: also equal
+    answers are expected, as one seed is one world."""
     step = Step("clock")
-    usual = await stage.play(clock_spec(spec, bundle, timedelta()), oracle)
+    usual = await stage.play(at(timedelta()), oracle)
     if not usual.passed:
         step.add(
             "not-checked",
@@ -165,14 +170,14 @@ async def run_clock(
             "warning",
         )
         return step
-    again = await stage.play(clock_spec(spec, bundle, timedelta()), oracle)
+    again = await stage.play(at(timedelta()), oracle)
     same = seeded and _texts(usual) == _texts(again)
-    for shift in SHIFTS:
-        played = await stage.play(clock_spec(spec, bundle, shift), oracle)
+    for shift in shifts:
+        played = await stage.play(at(shift), oracle)
         when = _when(shift)
         # a read that fails does not stop the solution, which knows the answer: it stops a policy
         worse = not played.passed or _errors(played) != _errors(usual)
-        if worse and await _by_luck(stage, spec, bundle, oracle, shift):
+        if worse and await _by_luck(stage, at, oracle, shift):
             step.add("flaky", f"clock {when}", f"the solution succeeds only sometimes: "
                      f"{_end_of(played)}")  # fmt: skip
             break
@@ -195,16 +200,16 @@ async def run_clock(
                 "warning",
             )
             break
-    step.note = f"{len(SHIFTS)} other times"
+    step.note = f"{len(shifts)} other times"
     return step
 
 
 async def _by_luck(
-    stage: Stage, spec: TaskSpec, bundle: ToolBundle, oracle: Script, shift: timedelta
+    stage: Stage, at: Callable[[timedelta], TaskSpec], oracle: Script, shift: timedelta
 ) -> bool:
     """Whether the same time gives another end, or no other time does."""
-    again = await stage.play(clock_spec(spec, bundle, shift), oracle)
-    usual = await stage.play(clock_spec(spec, bundle, timedelta()), oracle)
+    again = await stage.play(at(shift), oracle)
+    usual = await stage.play(at(timedelta()), oracle)
     here, now = (again.passed, _errors(again)), (usual.passed, _errors(usual))
     return here == now or not usual.passed
 

@@ -183,6 +183,8 @@ async def run_determinism(
             )
             continue
         runs += sum(result["runs"] for result in results)
+        if script is scripts[0]:
+            step.data["texts"] = [seen.text for seen in played.observations]
         _compare(script.name, results, step)
     step.note = f"{runs} verdicts in {len(VARIANTS)} surroundings"
     return step

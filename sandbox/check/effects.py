@@ -1,11 +1,12 @@
-"""Do tools change the world that say they only read it? By name, and by playing the reads."""
+"""Do tools do what they say, and no more? By name, by playing them, by arguments that lead out."""
 
 from __future__ import annotations
 
 from sandbox.check.episodes import Stage
+from sandbox.check.escapes import run_escapes
 from sandbox.check.findings import Step
 from sandbox.check.lint_manifest import CHANGES
-from sandbox.check.reads import run_reads
+from sandbox.check.reads import run_reads, run_writes
 from sandbox.check.subject import Case
 from sandbox.check.written import Written
 from sandbox.task import TaskSpec
@@ -23,4 +24,6 @@ async def run_effects(stage: Stage, spec: TaskSpec, case: Case, written: Written
                 "repeated freely, so declare effect write or destructive",
             )
     await run_reads(stage, spec, case, written.texts, step)
+    await run_writes(stage, spec, case, written.texts, step)
+    await run_escapes(stage, spec, case, written.texts, step)
     return step

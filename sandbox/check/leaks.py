@@ -14,6 +14,7 @@ from sandbox.check.probe import probe_script
 from sandbox.check.reads import decoded_calls
 from sandbox.check.scripts import SHELL_ANSWER
 from sandbox.check.subject import Case, Subject
+from sandbox.check.told import needed, table_pairs, told_targets
 from sandbox.check.values import leaves
 from sandbox.check.written import Written
 from sandbox.manifest.reading import read_toml
@@ -121,11 +122,12 @@ async def run_leaks(
             "warning",
         )
     _files(seen["files"], case, subject, step)
-    _artifacts(seen["files"], written, step)
+    await _artifacts(stage, spec, case, seen["files"], written, step)
     _final_text(seen["files"], case, written, step)
     _environment(seen["environ"], case, step)
     _data(case, step)
     _together(case, written, step)
+    told_targets(case, written, step)
     _instruction(case, step)
     _told(case, subject, step)
     step.note = f"{len(seen['files'])} files readable in the box"
@@ -159,14 +161,17 @@ def _files(files: dict[str, str], case: Case, subject: Subject, step: Step) -> N
             step.add("answer-readable", f"box: {name}", "holds the answer under a telling name")
 
 
-def _artifacts(files: dict[str, str], written: Written, step: Step) -> None:
-    """What the oracle must write lies in the box already, as such or as pairs in other words."""
+async def _artifacts(
+    stage: Stage, spec: TaskSpec, case: Case, files: dict[str, str], written: Written, step: Step
+) -> None:
+    """What the oracle must write lies in the box already, as such or as pairs in other words; a
+    file without which it does not pass is a source of the task and no leak."""
     for artifact, content in written.artifacts.items():
         wanted = content.decode("utf-8", "replace").strip()
         if artifact.startswith(".") or len(wanted) < MIN_ARTIFACT_CHARS:
             continue
         value = _json(wanted)
-        pairs = _pairs(value)
+        pairs = _pairs(value if value is not None else table_pairs(artifact, wanted))
         for name, text in files.items():
             if name == artifact:
                 continue
@@ -177,11 +182,13 @@ def _artifacts(files: dict[str, str], written: Written, step: Step) -> None:
                          f"holds what the solution writes to {artifact}; keep it out of "
                          "environment/")  # fmt: skip
             elif len(pairs) > 1 and all(pair.search(text) for pair in pairs):
+                if not _EXPECTED.search(text) and await needed(stage, spec, case.oracle, name):
+                    continue
                 step.add(
                     "answer-readable",
                     f"box: {name}",
-                    f"tells every value that the solution writes to {artifact}",
-                    "error" if _EXPECTED.search(text) else "warning",
+                    f"tells every value that the solution writes to {artifact}, and the solution "
+                    "does without this file; keep it out of environment/",
                 )
 
 

@@ -11,6 +11,7 @@ from sandbox.check.lint_image import lint_context, lint_image
 from sandbox.check.lint_luck import lint_luck
 from sandbox.check.lint_manifest import lint_manifest
 from sandbox.check.lint_secrets import lint_secrets
+from sandbox.check.stated import lint_links
 from sandbox.check.subject import content_files
 
 KNOWN_ENTRIES = frozenset(
@@ -33,6 +34,7 @@ def lint_folder(folder: Path) -> Step:
     lint_shell(folder, step)
     lint_agent_code(folder, step)
     lint_luck(folder, step)
+    lint_links(folder, step)
     step.note = f"{len(files)} files"
     return step
 

@@ -19,7 +19,7 @@ from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Severity, Step
 from sandbox.check.probe import STATE_KEY
 from sandbox.check.scripts import Script
-from sandbox.check.values import other_answer, siblings
+from sandbox.check.values import TOLERANT, other_answer, siblings
 from sandbox.check.written import Written, overwriting
 from sandbox.session import RawCall
 from sandbox.shell.world import BUNDLE_NAME
@@ -27,6 +27,8 @@ from sandbox.task import TaskSpec, ToolBundle
 
 MAX_LEFT_OUT = 6
 MAX_EXTRA = 12
+MAX_ENTRIES = 3
+"""Entries of a JSON artifact that are made wrong, beside the last."""
 NEARLY = 0.8
 """A wrong result that passes with more than this share of the solution's score: a warning, as the
 author may mean it."""
@@ -48,7 +50,7 @@ def left_out(spec: TaskSpec, bundle: ToolBundle, oracle: Script) -> list[Variant
     """The solution without one of the calls that change the world."""
     if bundle.name == BUNDLE_NAME:
         return []  # a shell command is no piece of a result; its artifacts are
-    places = _writes(spec, oracle)
+    places = writes(spec, oracle)
     step = max(1, len(places) // MAX_LEFT_OUT)
     found = []
     for turn, place, tool, _ in places[::step][:MAX_LEFT_OUT]:
@@ -66,7 +68,7 @@ def one_more(
     """The solution, then one of its changes again on something else of the same kind."""
     if bundle.name == BUNDLE_NAME:
         return []
-    made = [(tool, arguments) for _, _, tool, arguments in _writes(spec, oracle)]
+    made = [(tool, arguments) for _, _, tool, arguments in writes(spec, oracle)]
     schemas = {tool.name: tool.schema.get("properties", {}) for tool in spec.tools}
     found: list[tuple[str, dict[str, Any]]] = []
     for rank in range(3):  # every change once before any twice
@@ -89,7 +91,7 @@ def one_more(
     return variants
 
 
-def _writes(spec: TaskSpec, oracle: Script) -> list[tuple[int, int, str, dict[str, Any]]]:
+def writes(spec: TaskSpec, oracle: Script) -> list[tuple[int, int, str, dict[str, Any]]]:
     """(turn, place in it, tool, arguments); a call that cannot be decoded changes nothing."""
     table = ToolTable(spec.tools, spec.forbidden_tools)
     found = []
@@ -146,10 +148,31 @@ def _edited(content: str, path: str, instruction: str) -> Iterator[tuple[str, st
         more = "\n".join([*lines, other_answer(lines[-1])]) + "\n"
         yield "overdoing-passes", "one line more", more, "error"
         return
+    if _is_json(content):
+        yield from edited_json(content, instruction)
+        return
+    lines = content.splitlines()
+    if len(lines) > 1:
+        yield "partial-passes", "one line less", "\n".join(lines[:-1]) + "\n", "error"
+    around = f"parl-other\n{content}\nparl-other\n"
+    yield "overdoing-passes", "other lines around it", around, "error"
+
+
+def _is_json(content: str) -> bool:
+    try:
+        return isinstance(json.loads(content), dict | list)
+    except ValueError:  # the question itself
+        return False
+
+
+def edited_json(content: str, instruction: str) -> Iterator[tuple[str, str, str, Severity]]:
+    """(rule, what, text, severity) of a JSON object or list with an entry gone, added or wrong."""
     value = json.loads(content)
     if isinstance(value, list) and value:
         yield "partial-passes", "one element less", json.dumps(value[:-1]), "error"
         yield "overdoing-passes", "one element more", json.dumps([*value, _other(value[-1])]), (
+            "error")  # fmt: skip
+        yield "overdoing-passes", "one wrong element", json.dumps([_other(value[0]), *value[1:]]), (
             "error")  # fmt: skip
     elif isinstance(value, dict) and value:
         key = next(reversed(value))
@@ -164,6 +187,13 @@ def _edited(content: str, path: str, instruction: str) -> Iterator[tuple[str, st
         yield "overdoing-passes", "one entry more", json.dumps(more), severity
         wrong = {**value, key: _other(value[key])}
         yield "overdoing-passes", "one wrong value", json.dumps(wrong), severity
+        for name in [name for name in value if name != key][:MAX_ENTRIES]:
+            wrong = {**value, name: _other(value[name])}
+            yield "overdoing-passes", f"a wrong {name[:20]!r}", json.dumps(wrong), severity
+        near = next((name for name, inner in value.items() if type(inner) is int), None)
+        if near is not None and not TOLERANT.search(instruction):
+            wrong = {**value, near: value[near] + 1}
+            yield "overdoing-passes", f"{near[:20]!r} off by one", json.dumps(wrong), severity
 
 
 def _other(value: Any) -> Any:
@@ -218,7 +248,7 @@ def judge(variant: Variant, played: Played, written: Written, step: Step) -> Non
     scored = played.verdict.correctness or 0.0
     lower = scored < written.correctness
     severity = variant.severity
-    if lower and scored > NEARLY * written.correctness:
+    if lower and scored > NEARLY * written.correctness and not calls:
         severity = "warning"
     said = f"scored {scored:g}, which passes"
     if lower:

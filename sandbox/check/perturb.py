@@ -7,16 +7,19 @@ nothing is wrong is not seen by attacks that leave the world undone.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
+from sandbox.check.answers import Mutant, number_mutants, paid, try_near_answers
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
 from sandbox.check.partial import Variant, artifact_variants, judge, tables, try_variants
 from sandbox.check.scripts import Script, has_shell
-from sandbox.check.values import other_answer
+from sandbox.check.values import TOLERANT, other_answer
 from sandbox.check.written import OVERWRITTEN, Written, overwriting
 from sandbox.task import TaskSpec
 
+_SPACES = ("a space after it", "a newline after it")
 NONSENSE = "parl-unrelated-answer-0815"
 WILDCARDS = ("", "{}", "[]", "null", "nan", "NaN", "inf", "true", "*")
 HUNDRED = " ".join(str(number) for number in range(1, 101))
@@ -42,8 +45,11 @@ async def try_answers(
         script = replace(oracle, name="oracle-unrelated", final_text=NONSENSE)
         variant = Variant("partial-passes", "with an unrelated answer", script)
         judge(variant, played, written, step)
+    if played.passed and (played.verdict.correctness or 0.0) >= written.correctness:
+        _asked_for(spec, oracle, step)
     if not played.passed:
         count += await _both_answers(stage, spec, oracle, step)
+        count += await try_near_answers(stage, spec, oracle, written, step)
         wrong = {"1-to-100": HUNDRED, **sprays, **{repr(text): text for text in WILDCARDS}}
         for name, text in wrong.items():
             if _same(text, oracle.final_text):
@@ -65,7 +71,30 @@ async def try_answers(
         count += 1
         _steady(played, written, step)
         _no_error(played, f"the oracle's answer with {name}", step)
+        if name in _SPACES and not played.passed and not has_shell(spec):
+            step.add(
+                "format-sensitive",
+                f"tamper: oracle's answer with {name}",
+                f"scored {played.verdict.correctness}, though the answer is right; strip it before "
+                "it is compared",
+                "warning",
+            )
     return count
+
+
+def _asked_for(spec: TaskSpec, oracle: Script, step: Step) -> None:
+    """Any answer passes: then the instruction may not ask for a certain one."""
+    answer = oracle.final_text.strip()
+    asked = re.search(r"(?i)\b(answer|reply|respond)\b[^.]{0,20}\b(with|by)\b", spec.instruction)
+    if asked and answer and answer.casefold() not in spec.instruction.casefold() and (
+        not has_shell(spec) and answer.casefold() not in ("done", "ok", "finished")
+    ):  # fmt: skip
+        step.add(
+            "unchecked-answer",
+            "tamper: oracle with an unrelated answer",
+            f"the instruction asks for an answer ({asked[0]!r}), but any answer is paid as "
+            f"{answer[:40]!r} is; compare it, or do not ask for it",
+        )
 
 
 async def _both_answers(stage: Stage, spec: TaskSpec, oracle: Script, step: Step) -> int:
@@ -103,7 +132,7 @@ async def try_artifacts(
     them, with the inputs emptied too."""
     count = 0
     read: list[str] = []
-    values = {**written.json_artifacts, **dict.fromkeys(tables(written))}
+    values = {**written.json_artifacts, **dict.fromkeys([*tables(written), *written.texts_made])}
     for path, value in values.items():
         played = await _overwritten(stage, spec, oracle, [path], NONSENSE, [])
         count += 1
@@ -118,10 +147,9 @@ async def try_artifacts(
         if path in written.created or has_shell(spec):  # else a book that only tools can write
             edits = artifact_variants(spec, oracle, written, [path])
             count += await try_variants(stage, spec, edits, written, step)
-        if value is None:
-            continue
-        for text in EMPTY_VALUES:
-            if _same(text, json.dumps(value)):
+        count += await _near_texts(stage, spec, oracle, written, path, step)
+        for text in EMPTY_VALUES if value is not None else ("",):
+            if value is not None and _same(text, json.dumps(value)):
                 continue
             played = await _overwritten(stage, spec, oracle, [path], text, [])
             count += 1
@@ -133,6 +161,21 @@ async def try_artifacts(
                     "in place of the oracle's content; ask for everything that must be there",
                 )
     return count + await _without_inputs(stage, spec, oracle, written, read, step)
+
+
+async def _near_texts(
+    stage: Stage, spec: TaskSpec, oracle: Script, written: Written, path: str, step: Step
+) -> int:
+    """A file of one line as an answer: nearly right numbers."""
+    text = written.artifacts[path].decode("utf-8", "replace").strip()
+    if path not in written.texts_made or "\n" in text:
+        return 0
+    tolerant = TOLERANT.search(spec.instruction) is not None
+    wrong: list[Mutant] = [each for each in number_mutants(text) if not (each.told and tolerant)]
+    for mutant in wrong:
+        played = await _overwritten(stage, spec, oracle, [path], mutant.text + "\n", [])
+        paid(played, mutant, f"tamper: {path} with {mutant.what}", written, step)
+    return len(wrong)
 
 
 async def _without_inputs(

@@ -8,6 +8,7 @@ the same each time. Whether an answer is *true* is known only where the solution
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from sandbox.calls.decode import decode
@@ -16,7 +17,7 @@ from sandbox.calls.types import CallError
 from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.probe import SWEEP_TOOL
-from sandbox.check.scripts import Script
+from sandbox.check.scripts import Script, has_shell
 from sandbox.check.subject import Case
 from sandbox.check.values import argument_sets
 from sandbox.session import RawCall
@@ -25,6 +26,9 @@ from sandbox.task import TaskSpec
 
 SWEEP_S = 8.0
 """Seconds of all calls with other arguments, and again of the repeated ones."""
+MAX_WRITES = 20
+MIN_VALUES = 4
+"""Values of an argument that must all give the same answer before it counts as ignored."""
 REPEATS = 1000
 """How often a read of the solution is repeated, if SWEEP_S allows: one failure in 300 then shows
 with 96 %."""
@@ -65,10 +69,113 @@ async def run_reads(
     seen = await _sweep(stage, spec, "reads", jobs, 1, step)
     _changes(seen, step)
     _crashes(seen, step)
+    _ignored(seen, solution, step)
     stable = {tool.name for tool in reads if tool.idempotent}
     again = [(name, arguments) for name, arguments in solution if name in stable]
     _unstable(await _sweep(stage, spec, "repeated-reads", again, REPEATS, step), step)
     step.note = f"{len(seen)} reads played"
+
+
+async def run_writes(
+    stage: Stage, spec: TaskSpec, case: Case, texts: tuple[str, ...], step: Step
+) -> None:
+    """Every change of a task, also those that the solution never makes, with many arguments: one
+    that fails leaves the world alone, and one that nobody plays works at all."""
+    elsewhere = case.spec.proxy.modes if case.spec.proxy is not None else {}
+    refused = {*elsewhere, *case.spec.forbidden_tools}
+    tools = [tool for tool in case.spec.tools
+             if tool.effect != "read" and tool.name not in refused]  # fmt: skip
+    if not tools or has_shell(case.spec):
+        return
+    solution = decoded_calls(case)
+    jobs: list[tuple[str, dict[str, Any]]] = []
+    for tool in tools:
+        played = [arguments for name, arguments in solution if name == tool.name]
+        sets = argument_sets(case.spec, tool, played, texts)[:MAX_WRITES]
+        for each in sets:  # one that is declared idempotent twice, one call after the other
+            jobs += [(tool.name, each)] * (2 if tool.idempotent else 1)
+    seen = await _sweep(stage, spec, "writes", jobs, 1, step)
+    _not_idempotent(seen, {tool.name for tool in tools if tool.idempotent}, step)
+    used = {name for name, _ in solution}
+    _crashes([call for call in seen if call["tool"] not in used], step)
+    for call in seen:
+        kind, text = call["outcomes"][0]
+        if call["changed"] and kind != "value":
+            step.add(
+                "lying-tool",
+                f"tool {call['tool']}",
+                f"{_shown(call)} answers with an error ({text[:80]!r}) and yet changes the end "
+                "state; check everything before the first change",
+            )
+            return
+    for name in dict.fromkeys(call["tool"] for call in seen):
+        kinds = {call["outcomes"][0][0] for call in seen if call["tool"] == name}
+        if name not in used and kinds == {"refused"}:
+            step.add(
+                "unplayed-write",
+                f"tool {name}",
+                "no solution calls it and it refused everything it was tried with; nobody knows "
+                "that it works",
+                "warning",
+            )
+
+
+def _not_idempotent(seen: list[dict[str, Any]], names: set[str], step: Step) -> None:
+    """The second of two equal calls in a row changes nothing, where a tool says so."""
+    for first, second in pairwise(seen):
+        same = (first["tool"], first["arguments"]) == (second["tool"], second["arguments"])
+        if same and first["tool"] in names and second["changed"] and (
+            second["outcomes"][0][0] == "value"
+        ):  # fmt: skip
+            step.add(
+                "not-idempotent",
+                f"tool {first['tool']}",
+                f"is declared idempotent, but {_shown(second)} changes the end state again when it "
+                "is repeated; a lost reply is then repaired by doing it twice",
+            )
+            return
+
+
+def _broken_argument(mine: list[dict[str, Any]], name: str, step: Step) -> None:
+    """An optional argument with which a read always crashes, and without which it answers."""
+    for key in dict.fromkeys(key for call in mine for key in call["arguments"]):
+        kinds = [call["outcomes"][0][0] for call in mine if key in call["arguments"]]
+        without = [call["outcomes"][0][0] for call in mine if key not in call["arguments"]]
+        if len(kinds) > 1 and set(kinds) == {"crash"} and "value" in without:
+            step.add(
+                "broken-argument",
+                f"tool {name}: {key}",
+                f"answers without it and crashed in all {len(kinds)} calls with it; repair it or "
+                "take it out of the schema",
+            )
+
+
+def _ignored(
+    seen: list[dict[str, Any]], solution: list[tuple[str, dict[str, Any]]], step: Step
+) -> None:
+    """Arguments that change nothing of the answer, whatever they are: an error where the solution
+    relies on one."""
+    for name in dict.fromkeys(call["tool"] for call in seen):
+        mine = [call for call in seen if call["tool"] == name]
+        for key in dict.fromkeys(key for call in mine for key in call["arguments"]):
+            groups: dict[str, list[dict[str, Any]]] = {}
+            for call in mine:
+                rest = {other: value for other, value in call["arguments"].items() if other != key}
+                groups.setdefault(json.dumps(rest, sort_keys=True), []).append(call)
+            group = max(groups.values(), key=len)
+            values = {json.dumps(call["arguments"].get(key)) for call in group}
+            outcomes = {tuple(call["outcomes"][0]) for call in group}
+            if len(values) < MIN_VALUES or len(outcomes) > 1 or next(iter(outcomes))[0] != "value":
+                continue
+            relied = any(tool == name and key in arguments for tool, arguments in solution)
+            shown = ", ".join(sorted(values)[:4])
+            step.add(
+                "ignored-argument",
+                f"tool {name}: {key}",
+                f"answers the same with {len(values)} values of it ({shown[:80]}, ...); let it "
+                "have an effect, or take it out",
+                "error" if relied else "warning",
+            )
 
 
 def never_played(cases: list[Case], bundle_name: str, step: Step) -> None:
@@ -130,6 +237,7 @@ def _crashes(seen: list[dict[str, Any]], step: Step) -> None:
         mine = [call for call in seen if call["tool"] == name]
         kinds = [outcome for call in mine for outcome in call["outcomes"]]
         crashed = [call for call in mine if call["outcomes"][0][0] == "crash"]
+        _broken_argument(mine, name, step)
         if crashed and not any(kind == "value" for kind, _ in kinds):
             step.add(
                 "broken-tool",

@@ -14,8 +14,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sandbox.check.agent_code import try_agent_code
+from sandbox.check.answers import try_plain_writing
+from sandbox.check.arguments import try_arguments
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
+from sandbox.check.hidden import try_hidden
 from sandbox.check.partial import answer_variants, left_out, one_more, try_variants
 from sandbox.check.perturb import try_answers, try_artifacts
 from sandbox.check.probe import STATE_KEY, probe_script
@@ -109,6 +113,12 @@ async def run_tamper(
     sprays = {"numbers": _numbers(), "everything-readable": _words(spec)}
     ran += await try_answers(stage, spec, oracle, sprays, written, step)
     ran += await try_artifacts(stage, spec, oracle, written, step)
+    if written.problem is None:
+        ran += await try_plain_writing(stage, spec, oracle, written, step)
+        ran += await try_arguments(stage, spec, oracle, written, step)
+        ran += await try_hidden(stage, spec, oracle, written, step)
+    if written.problem is None and bundle.name == BUNDLE_NAME:
+        ran += await try_agent_code(stage, spec, oracle, written, step)
     variants = left_out(spec, bundle, oracle) + one_more(spec, bundle, oracle, written.texts)
     ran += await try_variants(stage, spec, variants + answer_variants(oracle), written, step)
     step.note = f"{ran} attacks"

@@ -18,6 +18,12 @@ from sandbox.tool_spec import ToolSpec
 MAX_CHARS = 80
 MAX_CALLS = 60
 """Argument sets a tool is tried with."""
+TOLERANT = re.compile(
+    r"(?i)\b(within|tolerance|approximate(ly)?|roughly|at most .{0,20}\b(off|away)|deviat\w+"
+    r"|plus or minus|margin|error of|accurate to|precision of|up to .{0,20}\boff)\b|\u00b1|\+/-"
+    r"|误差|大约|左右|近似"
+)
+"""Words of an instruction that allow for an answer which is not exact."""
 _WORD = re.compile(r"[\w][\w.:/-]{0,38}\w")
 _FILES = "files"
 """Key of the data that holds whole files: texts, and no values."""

@@ -62,6 +62,8 @@ OVERWRITTEN = "parl: overwritten"
 """What the overwriting probe answers when every file was written."""
 _NO_ARTIFACTS = ("solution/", "tests/")
 MAX_JSON = 4
+MAX_TEXTS = 2
+_OTHERS = (".csv", ".tsv", ".jsonl", ".py", ".sh", ".js", ".pyc", ".db", ".sqlite", ".log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,24 @@ class Written:
             if isinstance(value, dict | list) and len(found) < MAX_JSON:
                 found[path] = value
         return found
+
+    @property
+    def texts_made(self) -> list[str]:
+        """New text files that are neither JSON nor tables nor programs, at most MAX_TEXTS."""
+        found = []
+        for path, content in self.artifacts.items():
+            if path not in self.created or path.startswith((".", "solution/", "tests/", "logs/")):
+                continue
+            if path.endswith(_OTHERS) or content[:2] == b"#!" or not 0 < len(content) < 20_000:
+                continue
+            try:
+                value = json.loads(content)
+            except ValueError:  # what is looked for, if it is text at all
+                value = 0
+            if isinstance(value, dict | list) or b"\0" in content:
+                continue
+            found.append(path)
+        return found[:MAX_TEXTS]
 
 
 async def written_by(stage: Stage, spec: TaskSpec, oracle: Script) -> Written:
