@@ -67,24 +67,39 @@ class HotSignal:
     """Share of the mass without the sink that falls in the ``step`` tokens beyond the hot edge."""
 
 
-def hot_signal(weights: Tensor, hot: int, step: int = 512, sink: int = BLOCK) -> HotSignal:
-    """Signal of softmax weights [H, t] of one query at position t - 1 over every position.
+def hot_signal(
+    weights: Tensor,
+    t: int,
+    hot: int,
+    positions: Tensor | None = None,
+    step: int = 512,
+    sink: int = BLOCK,
+) -> HotSignal:
+    """Signal of softmax weights [H, n] of the query at position t - 1.
 
-    One layer of the middle is enough; all layers would cost what the attention costs. Heads that
-    attend to the sink alone say nothing and are left out; with no other position entropy is 0.
+    positions: int64 [n] or [H, n], what was read (-1 for padding); None when all t were. One layer
+    of the middle and one head of each group are enough; everything would cost what attention
+    costs. Heads on the sink alone say nothing and are left out; with no other entropy is 0.
     """
-    far = weights[:, sink:].float()
+    edge = max(sink, t - hot)
+    first = max(sink, edge - step)
+    if positions is None:
+        assert weights.shape[1] == t, f"{weights.shape[1]} weights of {t} positions"
+        far, near = weights[:, sink:], weights[:, first:edge]
+        size = torch.tensor(float(far.shape[1]))
+    else:
+        far = weights * (positions >= sink)
+        near = weights * ((positions >= first) & (positions < edge))
+        size = (positions >= sink).sum(dim=-1).float()
     mass = far.sum(dim=1)
-    size = far.shape[1]
-    if size < 2 or not bool((mass > 1e-6).any()):
+    # sum of p log p over the rest, scaled to a distribution without a pass to divide
+    entropy = torch.special.entr(far).sum(dim=1) / mass + mass.log()
+    numbers = torch.stack([entropy / size.log(), near.sum(dim=1) / mass])
+    kept = numbers[:, (mass > 1e-6) & (size > 1)]
+    if kept.shape[1] == 0:
         return HotSignal(0.0, 0.0)
-    kept = mass > 1e-6
-    shares = far[kept] / mass[kept, None]
-    entropy = torch.special.entr(shares).sum(dim=1) / torch.log(torch.tensor(float(size)))
-    edge = max(0, size - hot)
-    beyond = shares[:, max(0, edge - step) : edge].sum(dim=1)
-    both = torch.stack([entropy.mean(), beyond.mean()]).tolist()
-    return HotSignal(min(1.0, both[0]), both[1])
+    mean_entropy, beyond = kept.mean(dim=1).tolist()
+    return HotSignal(min(1.0, max(0.0, mean_entropy)), beyond)
 
 
 class HotZoneController:

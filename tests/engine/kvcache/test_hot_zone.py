@@ -1,10 +1,12 @@
 """The hot-zone controller acts on what it is specified to, and only there."""
 
+import math
 import random
 
 import pytest
 import torch
 
+from engine.bench.hot_zone import Shape, measure
 from engine.errors import NotSupportedError
 from engine.kvcache.hot_zone import HotSignal, HotZoneConfig, HotZoneController, hot_signal
 
@@ -98,25 +100,60 @@ def test_the_signal_leaves_the_sink_out():
     weights = torch.rand(4, 4096, generator=torch.Generator().manual_seed(0))
     weights[:, :32] = 0
     weights /= weights.sum(dim=1, keepdim=True)
-    without = hot_signal(weights, hot=1024)
+    without = hot_signal(weights, 4096, hot=1024)
     weights /= 2
     weights[:, 0] = 0.5
-    sinking = hot_signal(weights, hot=1024)
+    sinking = hot_signal(weights, 4096, hot=1024)
     assert sinking.entropy == pytest.approx(without.entropy, abs=1e-5)
     assert sinking.beyond == pytest.approx(without.beyond, abs=1e-5)
     assert without.entropy > 0.95 and without.beyond == pytest.approx(512 / 4064, rel=0.1)
 
 
+def test_entropy_is_that_of_the_distribution_without_the_sink():
+    weights = torch.rand(3, 200, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    shares = weights[:, 32:] / weights[:, 32:].sum(dim=1, keepdim=True)
+    expected = torch.distributions.Categorical(probs=shares).entropy().mean() / math.log(168)
+    assert hot_signal(weights, 200, hot=64).entropy == pytest.approx(float(expected), abs=1e-6)
+
+
 def test_the_signal_of_mass_at_one_place():
     weights = torch.zeros(2, 4096)
     weights[:, 4096 - 1024 - 3] = 1.0
-    signal = hot_signal(weights, hot=1024)
+    signal = hot_signal(weights, 4096, hot=1024)
     assert signal.entropy == pytest.approx(0.0) and signal.beyond == pytest.approx(1.0)
-    assert hot_signal(weights, hot=2048).beyond == 0.0
+    assert hot_signal(weights, 4096, hot=2048).beyond == 0.0
+
+
+def test_what_retrieval_read_gives_the_same_mass_as_all_positions():
+    """Weights of the positions that hybrid attention read, in its order, with padding."""
+    draw = torch.Generator().manual_seed(2)
+    positions = torch.cat([torch.randperm(4096, generator=draw)[:600], torch.tensor([-1, -1])])
+    weights = torch.rand(3, 602, generator=draw)
+    weights[:, 600:] = 0
+    weights /= weights.sum(dim=1, keepdim=True)
+    whole = torch.zeros(3, 4096).index_copy_(1, positions[:600], weights[:, :600])
+    read = hot_signal(weights, 4096, hot=1024, positions=positions)
+    by_head = hot_signal(weights, 4096, hot=1024, positions=positions.expand(3, -1))
+    assert read.beyond == pytest.approx(hot_signal(whole, 4096, hot=1024).beyond, abs=1e-6)
+    assert read == by_head and 0.9 < read.entropy <= 1.0
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 40])
 def test_short_contexts_and_sink_only_heads_give_a_signal(length):
     weights = torch.zeros(2, length)
     weights[:, 0] = 1.0
-    assert hot_signal(weights, hot=2048) == HotSignal(0.0, 0.0)
+    assert hot_signal(weights, length, hot=2048) == HotSignal(0.0, 0.0)
+
+
+def test_the_bench_gives_a_line_for_full_and_hybrid_steps():
+    shape = Shape(layers=1, heads=4, kv_heads=2, head_dim=8, hidden=32, width=64)
+    costs = measure(shape, 2048, repeats=1)
+    assert [cost.name for cost in costs] == ["full", "hybrid"]
+    assert all(cost.share > 0 and f"{cost.share:.2%} of a step" in cost.line() for cost in costs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", [8192, 32768])
+def test_the_controller_costs_less_than_two_percent_of_a_step(context):
+    torch.set_num_threads(1)
+    assert all(cost.share < 0.02 for cost in measure(Shape(), context, repeats=5))
