@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 
@@ -87,7 +88,7 @@ _target: ContextVar[_Target | None] = ContextVar("target", default=None)
 
 def interpreting() -> bool:
     """Kernels of this process run in Triton's interpreter."""
-    return bool(triton.knobs.runtime.interpret)
+    return bool(knobs.runtime.interpret)
 
 
 def compiling() -> bool:

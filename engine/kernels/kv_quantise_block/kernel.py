@@ -1,5 +1,7 @@
 """Coding blocks that leave the hot zone: one program a block and head, bit-equal to torch."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -127,10 +129,10 @@ def quantise_value_groups_kernel(
 def quantise_keys_triton(k: Tensor, profile: Profile, check: bool) -> WarmKeys:
     """See ``quantise_keys``."""
     blocks, groups, _, size = k.shape
-    planes = [
+    top, mid, low = (
         torch.empty(blocks, groups, n, BLOCK, dtype=torch.uint8, device=k.device)
         for n in (size // 4, size // 4, size // 2)
-    ]
+    )
     minimum, scale = (
         torch.empty(blocks, groups, size, dtype=torch.float16, device=k.device) for _ in range(2)
     )
@@ -139,7 +141,9 @@ def quantise_keys_triton(k: Tensor, profile: Profile, check: bool) -> WarmKeys:
         quantise_keys_kernel,
         (blocks * groups,),
         k.contiguous(),
-        *planes,
+        top,
+        mid,
+        low,
         minimum,
         scale,
         D=size,
@@ -148,14 +152,14 @@ def quantise_keys_triton(k: Tensor, profile: Profile, check: bool) -> WarmKeys:
     )
     if check:
         _check("keys", k, minimum, scale)
-    return WarmKeys(*planes, minimum, scale)
+    return WarmKeys(top, mid, low, minimum, scale)
 
 
 def quantise_values_triton(v: Tensor, profile: Profile, check: bool) -> WarmValues:
     """See ``quantise_values``."""
     blocks, groups, _, size = v.shape
     rows = blocks * groups
-    kind = {"device": v.device}
+    kind: dict[str, Any] = {"device": v.device}
     if profile == "k8v4":
         codes = torch.empty(blocks, groups, BLOCK, size // 2, dtype=torch.uint8, **kind)
         shape = (blocks, groups, BLOCK, -(-size // 32))

@@ -95,12 +95,12 @@ def test_rows_are_put_in_their_slots(kernels: Kernels, dtype: torch.dtype):
     """Skipped rows change nothing; the rest is rounded as torch rounds."""
     k, v = numbers(5, 3, 20), numbers(5, 3, 7)
     slots = torch.tensor([3 * 32 + 31, -1, 0, 33, -1])
-    pools = [torch.full((4, 3, 32, n), torch.nan, dtype=dtype) for n in (20, 7)]
-    ours = kernels.run("engine.kernels.kv_append:kv_append", *pools, slots, k, v)
-    kv_append(*pools, slots, k, v)
-    for a, b in zip(ours[:2], pools, strict=True):
+    pool_k, pool_v = (torch.full((4, 3, 32, n), torch.nan, dtype=dtype) for n in (20, 7))
+    ours = kernels.run("engine.kernels.kv_append:kv_append", pool_k, pool_v, slots, k, v)
+    kv_append(pool_k, pool_v, slots, k, v)
+    for a, b in zip(ours[:2], (pool_k, pool_v), strict=True):
         assert torch.equal(a.nan_to_num(-9), b.nan_to_num(-9))
-    assert int(pools[0].isfinite().all(-1).sum()) == 3 * 3
+    assert int(pool_k.isfinite().all(-1).sum()) == 3 * 3
 
 
 @pytest.mark.slow
