@@ -1,0 +1,242 @@
+"""How fast is hybrid attention? ``python -m engine.bench.attention [--contexts 8192,32768]``.
+
+One decode step of one layer, for the same random context: the best full attention of torch (the
+group's heads packed as rows of one SDPA call, in fp32 and bf16, and a product per key-value head in
+bf16; never ``enable_gqa``, which is several times slower) and hybrid attention, natively and in
+torch alone, alternately in one process on one thread. Times are CPU milliseconds of the thread, the
+best of the repeats; only ratios travel between machines. Everything between sink and hot tokens is
+warm: nothing is cold.
+
+A whole layer is attention and the projections of an 8B model (hidden 4096, width 14336, bf16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention import native
+from engine.attention.config import HybridConfig
+from engine.attention.hybrid import attend_hybrid
+from engine.attention.index import KeyCodeIndex
+from engine.attention.topology import warm_end
+from engine.attention.view import LayerView, WarmBlocks, dense_keys, dense_values
+from engine.kvcache.config import TierConfig
+from engine.kvcache.layout import CacheLayout
+from engine.kvcache.quantise import (
+    BLOCK,
+    WarmKeys,
+    WarmValues,
+    quantise_keys,
+    quantise_values,
+)
+
+HOT = 2048
+LAYERS = 32
+GIB = 2**30
+HIDDEN, WIDTH = 4096, 14336
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    heads: int = 32
+    groups: int = 8
+    dim: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """q fp32 [A, D], scaled; k, v bf16 [G, N, D]; the same context in tiers."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    view: LayerView
+
+
+def make(shape: Shape, length: int) -> Context:
+    """Noise around channel means; coded piece by piece, as fp32 would take several GiB."""
+    generator = torch.Generator().manual_seed(length)
+    q = torch.randn(shape.heads, shape.dim, generator=generator) * shape.dim**-0.5
+    centre = torch.randn(shape.groups, 1, shape.dim, generator=generator)
+    size = (shape.groups, length, shape.dim)
+    k, v = torch.empty(size, dtype=torch.bfloat16), torch.empty(size, dtype=torch.bfloat16)
+    for begin in range(0, length, 4096):
+        here = slice(begin, begin + 4096)
+        noise = (shape.groups, min(4096, length - begin), shape.dim)
+        k[:, here] = torch.randn(noise, generator=generator) + centre
+        v[:, here] = torch.randn(noise, generator=generator)
+    return Context(q, k, v, _view(k, v))
+
+
+def _view(k: Tensor, v: Tensor) -> LayerView:
+    length = k.shape[1]
+    end = warm_end(length, HOT)
+    keys, values = [], []
+    for begin in range(BLOCK, end, 4096):
+        here = slice(begin, min(end, begin + 4096))
+        keys.append(dense_keys(quantise_keys(_blocks(k[:, here]))))
+        values.append(dense_values(quantise_values(_blocks(v[:, here]))))
+    warm = None
+    if keys:
+        slots = torch.arange(end // BLOCK - 1)
+        warm = WarmBlocks(
+            WarmKeys(*(_joined(keys, name) for name in WarmKeys.__slots__)),
+            WarmValues(_joined(values, "codes"), _joined(values, "scale")),
+            slots + 1,
+            slots,
+        )
+    return LayerView(length, k[:, :BLOCK], v[:, :BLOCK], k[:, end:], v[:, end:], warm)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    return x.float().unflatten(1, (-1, BLOCK)).transpose(0, 1)
+
+
+def _joined(parts: list, name: str) -> Tensor:
+    return torch.cat([getattr(part, name) for part in parts])
+
+
+def full_steps(context: Context, with_fp32: bool) -> dict[str, Step]:
+    q, k, v = context.q.unflatten(0, (len(context.k), -1)), context.k, context.v
+    half = q.bfloat16()
+
+    def by_head() -> Tensor:
+        out = torch.empty_like(q)
+        for group in range(len(k)):
+            weights = (k[group] @ half[group].T).float().softmax(dim=0).bfloat16()
+            out[group] = weights.T @ v[group]
+        return out
+
+    def packed(q: Tensor, k: Tensor, v: Tensor) -> Step:
+        return lambda: F.scaled_dot_product_attention(q[None], k[None], v[None], scale=1.0)
+
+    steps: dict[str, Step] = {
+        "full, packed rows, bf16": packed(half, k, v),
+        "full, product per head, bf16": by_head,
+    }
+    if with_fp32:
+        steps["full, packed rows, fp32"] = packed(q, k.float(), v.float())
+    return steps
+
+
+def hybrid_steps(context: Context, with_codes: bool) -> dict[str, Step]:
+    def step(config: HybridConfig, index: KeyCodeIndex | None) -> Step:
+        return lambda: attend_hybrid(context.q, context.view, config, index, scale=1.0)
+
+    off = HybridConfig(native="off")
+    quick = off.model_copy(update={"index": "int8"})
+    steps = {"hybrid, torch, int8 copy": step(quick, KeyCodeIndex("int8"))}
+    if with_codes:
+        steps["hybrid, torch, 2-bit codes"] = step(off, KeyCodeIndex("codes"))
+    if native.unavailable() is None:
+        steps["hybrid, native, 2-bit codes"] = step(HybridConfig(native="require"), None)
+    return steps
+
+
+def measure(steps: dict[str, Step], num_repeats: int) -> dict[str, float]:
+    """CPU milliseconds, the best of the repeats; the first round warms up and is not counted."""
+    best = dict.fromkeys(steps, float("inf"))
+    for repeat in range(num_repeats + 1):
+        for name, step in steps.items():
+            begin = time.thread_time()
+            step()
+            spent = time.thread_time() - begin
+            if repeat:
+                best[name] = min(best[name], spent * 1e3)
+    return best
+
+
+def layer_ms(num_repeats: int) -> float:
+    """The projections of one token through one layer."""
+    sizes = [(HIDDEN, 6144), (4096, HIDDEN), (HIDDEN, 2 * WIDTH), (WIDTH, HIDDEN)]
+    weights = [torch.zeros(outputs, inputs, dtype=torch.bfloat16) for inputs, outputs in sizes]
+    for weight in weights:
+        weight.fill_(0.01)
+    rows = [torch.ones(1, inputs, dtype=torch.bfloat16) for inputs, _ in sizes]
+
+    def step() -> None:
+        for row, weight in zip(rows, weights, strict=True):
+            F.linear(row, weight)
+
+    return measure({"layer": step}, num_repeats)["layer"]
+
+
+def table(length: int, best: dict[str, float]) -> list[str]:
+    full = min(ms for name, ms in best.items() if name.startswith("full"))
+    lines = [f"{length} tokens"]
+    for name, ms in best.items():
+        lines.append(f"  {name:<32} {ms:8.2f} ms, best full is {full / ms:5.2f} x that")
+    return lines
+
+
+def memory(shape: Shape) -> list[str]:
+    tiers = TierConfig()
+    layout = CacheLayout(LAYERS, shape.groups, shape.dim, shape.dim, tiers.profile)
+    lines = [f"contexts of 120K tokens a GiB, {LAYERS} layers"]
+    context = 120 * 1024
+    full, tiered = layout.bf16_bytes(context), layout.bytes(context, tiers).device
+    lines.append(f"  bf16 {GIB / full:.3f}, tiered {GIB / tiered:.3f} (on the device)")
+    return lines
+
+
+def latency(shape: Shape, num_repeats: int) -> list[str]:
+    """Issue 5: a token at 64K against one at 32K, attention alone and with its layer."""
+    if native.unavailable() is not None:
+        return []
+    ms = {}
+    for length in (32768, 65536):
+        steps = hybrid_steps(make(shape, length), with_codes=False)
+        native_only = {name: step for name, step in steps.items() if "native" in name}
+        (ms[length],) = measure(native_only, num_repeats).values()
+    rest = layer_ms(num_repeats)
+    alone = ms[65536] / ms[32768]
+    whole = (ms[65536] + rest) / (ms[32768] + rest)
+    return [
+        "decode latency at 64K against 32K, native",
+        f"  attention alone {ms[65536]:.2f} ms : {ms[32768]:.2f} ms = {alone:.2f} x",
+        f"  with the layer's projections ({rest:.1f} ms) {whole:.2f} x",
+    ]
+
+
+def main() -> None:
+    """Print the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contexts", default="8192,32768,131072")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--fp32", action="store_true", help="packed rows in fp32 as well")
+    parser.add_argument("--codes", action="store_true", help="2-bit codes in torch as well: slow")
+    parser.add_argument("--no-latency", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    shape = Shape()
+    reason = native.unavailable()
+    kind = native.best_instructions() if reason is None else f"none ({reason})"
+    sys.stdout.write(
+        f"{shape.heads} query heads, {shape.groups} key-value heads x {shape.dim}, one layer, "
+        f"1 thread of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, "
+        f"{platform.machine()}, native: {kind}\n"
+    )
+    for text in options.contexts.split(","):
+        length = int(text)
+        context = make(shape, length)
+        steps = full_steps(context, options.fp32) | hybrid_steps(context, options.codes)
+        sys.stdout.write("\n".join(table(length, measure(steps, options.repeats))) + "\n")
+        sys.stdout.flush()
+    if not options.no_latency:
+        sys.stdout.write("\n".join(latency(shape, options.repeats)) + "\n")
+    sys.stdout.write("\n".join(memory(shape)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
