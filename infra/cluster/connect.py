@@ -112,7 +112,11 @@ def _explain(error: Exception, address: str) -> str:
     if isinstance(error, AuthenticationError):
         return f"{where} refuses our token ({lines[0]}); {HINT}"
     if isinstance(error, ConnectionError):
-        return f"no Ray head node answers at {address or 'local'} ({lines[0]}); {_START}"
+        # something listened there a moment ago: most often a head whose token we did not show
+        return (
+            f"no Ray head node answers at {address or 'local'} ({lines[0]}); {_START}. A head in "
+            f"token mode ignores callers without its token: {HINT}"
+        )
     if "AF_UNIX" in str(error):
         return f"{where}: temp_dir is too long for unix sockets ({lines[0]}); give a shorter one"
     return f"cannot connect to {where}: {lines[0]}"

@@ -98,6 +98,8 @@ def _translate_postgres(
     if broken:
         return LedgerConflict(f"{where}: the connection broke before COMMIT ({reason})")
     if isinstance(orig, psycopg.OperationalError):
+        if state is None and "does not exist" in reason:
+            return LedgerError(f"{where}: {reason}; create it first, or correct the URL")
         if state is None:
             return LedgerError(
                 f"{where}: no server answers; start it or correct the URL ({reason})"
