@@ -122,18 +122,19 @@ async def try_arguments(
 def _unchecked(
     spec: TaskSpec, place: Place, value: Any, paid: list[tuple[Any, bool]], step: Step
 ) -> None:
-    """Severity by where the value comes from: what the instruction names, and what the world holds,
-    must be judged; a text of the agent's own need not be."""
+    """Severity by where the value comes from: what the instruction names, what the world holds, and
+    numbers that a call needs must be judged; what is of the agent's own choice need not be."""
     said = _names(spec.instruction, value)
-    of_world = any(leaf.value == value for leaf in leaves(spec.environment.data)) or isinstance(
-        value, int | float
-    )
-    if not said and not of_world:
+    of_world = any(leaf.value == value for leaf in leaves(spec.environment.data))
+    required = next(tool.schema.get("required", ()) for tool in spec.tools
+                    if tool.name == place.tool)  # fmt: skip
+    worked_out = isinstance(value, int | float) and place.key in required
+    if not (said or of_world or worked_out):
         return
     if isinstance(value, int | float) and len(paid) == 1 and TOLERANT.search(spec.instruction):
         return
     seen = any(changed for _, changed in paid)
-    known = "which the instruction names" if said else "which the world gives"
+    known = "which the instruction names" if said else "which the world decides"
     tried = " and ".join(json.dumps(other, ensure_ascii=False)[:40] for other, _ in paid)
     step.add(
         "unchecked-argument",

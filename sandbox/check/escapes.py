@@ -109,10 +109,13 @@ def _judge(entry: dict[str, Any], step: Step) -> None:
             return
     plain = any(form in ("parl-secret", "parl-secret.txt") for form in entry["reads"])
     out = [form for form in entry["reads"] if form not in ("parl-secret", "parl-secret.txt")]
-    if out and (not plain or "/proc/self/status" in out):
+    if plain:  # the whole working folder is meant
+        out = [form for form in out if form == "/proc/self/status"]
+    if out:
         step.add(
             "path-traversal",
             where,
             f"{out[0]!r} reads a file outside the folder that plain names are looked up in; refuse "
             "names with '/' or resolve the path and compare",
+            "warning" if plain else "error",
         )

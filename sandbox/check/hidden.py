@@ -240,5 +240,6 @@ def solution_without_reading(case: Case, texts: tuple[str, ...], step: Step) -> 
                     f"solution/: call {number + 1} ({tool})",
                     f"passes {value!r} as {key}, which neither the instruction nor an answer "
                     "before it holds; a policy cannot know it, so let the solution read it first",
+                    "error" if re.search(r"[\W\d_]", value) else "warning",
                 )
                 return

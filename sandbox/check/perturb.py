@@ -20,6 +20,8 @@ from sandbox.check.written import OVERWRITTEN, Written, overwriting
 from sandbox.task import TaskSpec
 
 _SPACES = ("a space after it", "a newline after it")
+_OWN_WORDS = re.compile(r"(?i)\b(short|brief|confirm\w*|summar\w+|message|sentence|words)\b")
+"""What is asked for is in the agent's own words."""
 NONSENSE = "parl-unrelated-answer-0815"
 WILDCARDS = ("", "{}", "[]", "null", "nan", "NaN", "inf", "true", "*")
 HUNDRED = " ".join(str(number) for number in range(1, 101))
@@ -89,11 +91,15 @@ def _asked_for(spec: TaskSpec, oracle: Script, step: Step) -> None:
     if asked and answer and answer.casefold() not in spec.instruction.casefold() and (
         not has_shell(spec) and answer.casefold() not in ("done", "ok", "finished")
     ):  # fmt: skip
+        exact = re.search(r"\d", answer) is not None or (
+            len(answer.split()) <= 3 and not _OWN_WORDS.search(spec.instruction)
+        )
         step.add(
             "unchecked-answer",
             "tamper: oracle with an unrelated answer",
             f"the instruction asks for an answer ({asked[0]!r}), but any answer is paid as "
             f"{answer[:40]!r} is; compare it, or do not ask for it",
+            "error" if exact else "warning",
         )
 
 

@@ -26,7 +26,7 @@ from sandbox.task import TaskSpec
 
 SWEEP_S = 8.0
 """Seconds of all calls with other arguments, and again of the repeated ones."""
-MAX_WRITES = 20
+MAX_WRITES = 8
 MIN_VALUES = 4
 """Values of an argument that must all give the same answer before it counts as ignored."""
 REPEATS = 1000
@@ -91,9 +91,10 @@ async def run_writes(
     jobs: list[tuple[str, dict[str, Any]]] = []
     for tool in tools:
         played = [arguments for name, arguments in solution if name == tool.name]
-        sets = argument_sets(case.spec, tool, played, texts)[:MAX_WRITES]
-        for each in sets:  # one that is declared idempotent twice, one call after the other
-            jobs += [(tool.name, each)] * (2 if tool.idempotent else 1)
+        # what is declared idempotent twice, one call after the other
+        times = 2 if tool.idempotent else 1
+        for each in _few_of_each(argument_sets(case.spec, tool, played, texts)):
+            jobs += [(tool.name, each)] * times
     seen = await _sweep(stage, spec, "writes", jobs, 1, step)
     _not_idempotent(seen, {tool.name for tool in tools if tool.idempotent}, step)
     used = {name for name, _ in solution}
@@ -118,6 +119,16 @@ async def run_writes(
                 "that it works",
                 "warning",
             )
+
+
+def _few_of_each(sets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first set, and MAX_WRITES that differ from it in each argument."""
+    found = sets[:1]
+    for key in dict.fromkeys(key for each in sets for key in each):
+        differ = [each for each in sets[1:] if each.get(key) != sets[0].get(key)
+                  and each not in found]  # fmt: skip
+        found += differ[:MAX_WRITES]
+    return found
 
 
 def _not_idempotent(seen: list[dict[str, Any]], names: set[str], step: Step) -> None:

@@ -30,7 +30,8 @@ def _is_json(text: str) -> bool:
 
 
 _FORMS: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    (r"(?i)\b(digits|numbers?) only\b|\bonly (the |a )?(digits|number)\b",
+    (r"(?i)\bdigits only\b|\bonly digits\b|\bwith only (the|a) number\b"
+     r"|\bwith (the|a) number only\b",
      lambda text: re.fullmatch(r"[-+\u2212]?[\d.,]+", text) is not None),
     (r"(?i)\bin (lower ?case|small letters)\b", lambda text: text == text.lower()),
     (r"(?i)\bin (upper ?case|capital letters|capitals)\b", lambda text: text == text.upper()),
