@@ -172,6 +172,28 @@ def test_a_fork_shares_until_it_writes():
     kv.close()
 
 
+def test_codes_made_for_another_context_are_used_only_for_the_same_content():
+    """One of two contexts codes a shared block. Then the other releases it and a third gets its
+    slot, or the other cuts it and writes something else there."""
+    for cut in (False, True):
+        kv = make_cache(CONFIG)
+        models = {"a": filled(kv, 90)}
+        kv.fork("a", "b")
+        models["b"] = models["a"].copy()
+        step(kv, models, {"a": (2, list(range(90, 110)))})
+        if cut:
+            kv.truncate("b", 40)
+            del models["b"].seeds[40:]
+            step(kv, models, {"b": (3, list(range(40, 120)))})
+        else:
+            kv.release("b")
+            del models["b"]
+            models["c"] = filled(kv, 120, ctx="c")
+        for ctx, model in models.items():
+            check(kv, ctx, model)
+        kv.close()
+
+
 def views(kv: TieredKV, *names: str):
     with kv.step([(name, []) for name in names]) as reading:
         return {view.context.id: view for view in reading.views}

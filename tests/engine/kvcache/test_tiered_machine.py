@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -23,7 +24,13 @@ class TieredMachine(RuleBasedStateMachine):
         super().__init__()
         self.kv = make_cache(CONFIG, num_full=300, num_warm=400)
         self.models: dict[str, Model] = {}
-        self.count = 0
+        self.count = 2
+        self.kv.open("c1")
+        self.models["c1"] = Model(CONFIG)
+        # a shared block that is not whole, and one that turns warm next
+        step(self.kv, self.models, {"c1": (1, list(range(100)))})
+        self.kv.fork("c1", "c2")
+        self.models["c2"] = self.models["c1"].copy()
 
     def teardown(self) -> None:
         for ctx in list(self.models):
@@ -126,5 +133,11 @@ class TieredMachine(RuleBasedStateMachine):
             check(self.kv, ctx, model)
 
 
-TestTieredMachine: Callable[..., object] = TieredMachine.TestCase
+class LongMachine(TieredMachine):
+    """The same for longer."""
+
+
 TieredMachine.TestCase.settings = settings(max_examples=8, stateful_step_count=12)
+LongMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestTieredMachine: Callable[..., object] = TieredMachine.TestCase
+TestLongMachine: Callable[..., object] = pytest.mark.slow(LongMachine.TestCase)
