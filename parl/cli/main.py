@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from infra.errors import ParlError
-from parl.cli import bench, chat, doctor, model, rl, sandbox, task
+from parl.cli import attention, bench, chat, doctor, model, rl, sandbox, task
 
 INTERRUPTED = 130
 
@@ -31,6 +31,7 @@ app.add_typer(rl.app, name="rl", help="Runs: start, resume, watch, inspect.")
 app.add_typer(task.app, name="task", help="Tasks an agent can be trained on.")
 app.add_typer(model.app, name="model", help="Checkpoints: look into, convert, upcycle.")
 app.add_typer(sandbox.app, name="sandbox", help="Boxes: serve them to other programs.")
+app.add_typer(attention.app, name="attention", help="Knobs of sparse attention, measured.")
 app.add_typer(bench.app, name="bench", help="Measurements of this machine.")
 app.command("chat", help="Talk to a model.")(chat.chat)
 app.command("doctor", help="What is installed, how tools are isolated, who waits for whom.")(
