@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.bench.paraphrases import ParaphraseSet, Question, paraphrase_set
+from engine.bench.paraphrases import LANGUAGES, ParaphraseSet, Question, paraphrase_set
 from engine.kvcache.router import (
     ColdRouter,
     HashingEncoder,
@@ -88,12 +88,15 @@ def report(pool: ParaphraseSet, encoder: SummaryEncoder, config: RouterConfig) -
         f"{len(pool.blocks)} cold blocks, {len(pool.questions)} questions, test half "
         f"{len(questions)} ({sum(q.language == 'zh' for q in questions)} zh); "
         f"{overlap:.0%} of a question's content terms are in its block; encoder {encoder.name}",
-        f"encoder_weight {config.encoder_weight}, fallback_below {config.fallback_below}",
+        f"encoder_weight {config.encoder_weight}, cjk {config.encoder_weight_cjk}, fallback_below "
+        f"{config.fallback_below}",
         f"{'recall on the test half':<30}"
         + "".join(f"   @{k:<3}" for k in KS)
         + "   en@8   zh@8  all searched  ms/route",
     ]
-    only = config.model_copy(update={"encoder_weight": 1.0, "fallback_below": 1.0})
+    only = config.model_copy(
+        update={"encoder_weight": 1.0, "encoder_weight_cjk": 1.0, "fallback_below": 1.0}
+    )
     rows = [
         ("lexical", None, False, config),
         ("lexical + synonyms", None, True, config),
@@ -113,16 +116,21 @@ def report(pool: ParaphraseSet, encoder: SummaryEncoder, config: RouterConfig) -
 
 
 def tune(pool: ParaphraseSet, encoder: SummaryEncoder) -> str:
-    """Mean recall@1 and @8 on the tune half, synonyms on."""
-    lines = ["tune half, recall @1 @8 by encoder_weight (rows) and fallback_below (columns)"]
-    fallbacks = (0.0, 0.3, 0.5, 0.7, 1.0)
-    lines.append("weight " + "".join(f"{fallback:>15}" for fallback in fallbacks))
-    for weight in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8):
+    """Recall on the tune half by language, synonyms on; each language looks at its own weight."""
+    fallbacks = (0.0, 0.3, 0.5, 1.0)
+    lines = [
+        "tune half, recall en @1 @8, zh @1 @8 by weight (rows) and fallback_below (columns)",
+        "weight " + "".join(f"{fallback:>30}" for fallback in fallbacks),
+    ]
+    for weight in (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9):
         cells: list[str] = []
         for fallback in fallbacks:
-            config = RouterConfig(encoder_weight=weight, fallback_below=fallback)
+            config = RouterConfig(
+                encoder_weight=weight, encoder_weight_cjk=weight, fallback_below=fallback
+            )
             result = recall(make_router(pool, encoder, True, config), pool.of("tune"))
-            cells.append(f"{result.at(1):8.1%}{result.at(8):7.1%}")
+            for language in LANGUAGES:
+                cells.append(f"{result.at(1, language):8.1%}{result.at(8, language):7.1%}")
         lines.append(f"{weight:<7}" + "".join(cells))
     return "\n".join(lines)
 

@@ -56,18 +56,23 @@ class MiniLMEncoder:
     def split(self, text: str) -> list[str]:
         tokenizer = self._model.tokenizer
         room = self._model.max_seq_length - 2  # [CLS] and [SEP]
-        offsets = tokenizer(
+        encoded = tokenizer(
             text,
             add_special_tokens=False,
             return_offsets_mapping=True,
             truncation=False,
             verbose=False,
-        )["offset_mapping"]
-        if len(offsets) <= room:
-            return [text]
-        cuts = [offsets[i][0] for i in range(0, len(offsets), room)] + [len(text)]
-        cuts[0] = 0
-        return [text[begin:end] for begin, end in pairwise(cuts)]
+        )
+        offsets, words = encoded["offset_mapping"], encoded.word_ids()
+        cuts, begin = [0], 0
+        while len(offsets) - begin > room:
+            end = begin + room
+            # not inside a word: its rest alone might be more tokens than it was
+            while end > begin + 1 and words[end] == words[end - 1]:
+                end -= 1
+            cuts.append(offsets[end][0])
+            begin = end
+        return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         # one text at a time: padding to a batch's longest text would move last bits, and a summary

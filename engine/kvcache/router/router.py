@@ -14,8 +14,10 @@ from engine.kvcache.router.config import RouterConfig
 from engine.kvcache.router.encoder import SummaryEncoder, check_encoder
 from engine.kvcache.router.postings import Match, Postings
 from engine.kvcache.router.synonyms import SynonymTable
-from engine.kvcache.router.terms import terms
+from engine.kvcache.router.terms import cjk_share, terms
 
+_CLEAR_COSINE = 0.3
+"""When even the best summary is less like the question, none may count as if it were clear."""
 _CLUSTER = "\0"  # starts the posting of a synonym cluster; no text term can
 
 
@@ -148,9 +150,11 @@ class ColdRouter:
             else:
                 cosines = {block_id: cosines[block_id] for block_id in matches}
         candidates = {block_id for block_id, cosine in cosines.items() if cosine > 0} | set(matches)
+        lexical = {block_id: match.score for block_id, match in matches.items()}
+        scores = _blend(candidates, lexical, cosines, self._encoder_share(question))
         ranked = [
-            self._judge(block_id, matches.get(block_id), cosines.get(block_id))
-            for block_id in candidates
+            RankedBlock(block_id, scores[block_id], _reasons(matches.get(block_id), cosine))
+            for block_id, cosine in ((b, cosines.get(b)) for b in candidates)
         ]
         ranked.sort(key=lambda block: (-block.score, block.block_id))
         return Route(tuple(self._with_neighbours(ranked, budget)), confidence, searched)
@@ -161,24 +165,12 @@ class ColdRouter:
             weights[_CLUSTER + name] = confidence
         return weights
 
-    def _judge(self, block_id: int, match: Match | None, cosine: float | None) -> RankedBlock:
-        reasons: list[str] = []
-        lexical = 0.0
-        if match is not None:
-            lexical = match.score
-            words = [term for term in match.terms if not term.startswith(_CLUSTER)]
-            clusters = [term[1:] for term in match.terms if term.startswith(_CLUSTER)]
-            if words:
-                reasons.append("words: " + ", ".join(words))
-            if clusters:
-                reasons.append("synonyms: " + ", ".join(clusters))
-        if cosine is None:
-            return RankedBlock(block_id, lexical, tuple(reasons))
-        reasons.append(f"summary: cosine {cosine:.2f}")
-        share = self.config.encoder_weight
-        return RankedBlock(
-            block_id, (1 - share) * lexical + share * max(0.0, cosine), tuple(reasons)
-        )
+    def _encoder_share(self, question: str) -> float:
+        """Weight of the summary's cosine, by the script that the question is written in."""
+        if self.encoder is None:
+            return 0.0
+        cjk = cjk_share(question)
+        return (1 - cjk) * self.config.encoder_weight + cjk * self.config.encoder_weight_cjk
 
     def _with_neighbours(self, ranked: list[RankedBlock], budget: int) -> list[RankedBlock]:
         reach = self.config.neighbours
@@ -255,3 +247,34 @@ class ColdRouter:
         if self.encoder is None:
             raise RouterError("this router has no encoder, so no summaries; give it one")
         return self.encoder
+
+
+def _blend(
+    candidates: Iterable[int],
+    lexical: Mapping[int, float],
+    cosines: Mapping[int, float],
+    share: float,
+) -> dict[int, float]:
+    """Weighted mean of both, each over its best: cosines of one language lie close together and
+    BM25 scores of a paraphrase near 0, so as they are one would always drown the other."""
+    best_lexical = max(lexical.values(), default=0.0) or 1.0
+    best_cosine = max(_CLEAR_COSINE, *cosines.values(), 0.0)
+    return {
+        block_id: (1 - share) * lexical.get(block_id, 0.0) / best_lexical
+        + share * max(0.0, cosines.get(block_id, 0.0)) / best_cosine
+        for block_id in candidates
+    }
+
+
+def _reasons(match: Match | None, cosine: float | None) -> tuple[str, ...]:
+    reasons: list[str] = []
+    if match is not None:
+        words = [term for term in match.terms if not term.startswith(_CLUSTER)]
+        clusters = [term[1:] for term in match.terms if term.startswith(_CLUSTER)]
+        if words:
+            reasons.append("words: " + ", ".join(words))
+        if clusters:
+            reasons.append("synonyms: " + ", ".join(clusters))
+    if cosine is not None:
+        reasons.append(f"summary: cosine {cosine:.2f}")
+    return tuple(reasons)

@@ -27,6 +27,14 @@ def is_cjk(text: str) -> bool:
     return _IS_CJK.search(text) is not None
 
 
+def cjk_share(text: str) -> float:
+    """Share of CJK among the letters, a Latin word counting as one letter."""
+    tokens = [token for token in _TOKEN.findall(normalise(text)) if not token[0].isdecimal()]
+    cjk = sum(len(token) for token in tokens if is_cjk(token))
+    latin = sum(not is_cjk(token) for token in tokens)
+    return cjk / (cjk + latin) if cjk else 0.0
+
+
 def stems(text: str) -> list[str]:
     """Every token of normalised text in order: stems, numbers, whole CJK runs."""
     return [

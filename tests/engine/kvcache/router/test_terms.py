@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.kvcache.router.terms import terms
+from engine.kvcache.router.terms import cjk_share, terms
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,10 @@ from engine.kvcache.router.terms import terms
 )
 def test_terms(text, expected):
     assert terms(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("late fee 5", 0.0), ("违约金 12", 1.0), ("API 接口的 key", 0.6), ("", 0.0)]
+)
+def test_share_of_cjk_writing(text, share):
+    assert cjk_share(text) == pytest.approx(share)
