@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from engine.kvcache.config import TierConfig
 from infra.config import ConfigModel
 
 
@@ -12,9 +13,15 @@ class EngineConfig(ConfigModel):
     """Tokens a context may hold, prompt included."""
     num_blocks: int = Field(default=4096, ge=1)
     """KV blocks in the pool, shared by all contexts. When they run out, idle contexts lose theirs
-    first (recomputed at their next step), then the step that began last waits."""
+    first (recomputed at their next step), then the step that began last waits. Hybrid attention:
+    blocks in full precision."""
+    num_warm_blocks: int = Field(default=4096, ge=1)
+    """Hybrid attention: blocks of older tokens, in codes."""
+    tiers: TierConfig = TierConfig()
+    """Hybrid attention: what of a context stays on the device, and where the rest goes. ``hot``,
+    ``profile`` and ``deterministic`` are left out: the model section and this one say them."""
     block_size: int = Field(default=32, ge=1)
-    """Tokens a KV block; also the step in which attention reads the cache."""
+    """Tokens a KV block; also the step in which attention reads the cache. Hybrid attention: 32."""
     max_contexts: int = Field(default=1024, ge=1)
     max_rows: int = Field(default=512, ge=32)
     """Token rows (decode and prefill together) a forward step computes at most."""

@@ -33,6 +33,17 @@ class WaitingFork:
     future: Future[None]
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a StepResult says of the positions from ``start`` on."""
+
+    experts: np.ndarray
+    selections: np.ndarray | None
+    start: int
+    warm_reads: int
+    retrieved: int
+
+
 @dataclass(slots=True)
 class Context:
     """``todo``: positions whose KV is missing, ascending; the last token's is always missing when
@@ -45,8 +56,15 @@ class Context:
     todo: list[int]
     experts: np.ndarray
     """int16 [capacity, L, K]: routed experts by position; ``record`` makes it grow."""
+    selections: np.ndarray | None = None
+    """int32 [capacity, layers, G, P | 1, K]: far tokens by position; None in full attention."""
     blocks: dict[int, int] = field(default_factory=dict)
-    """Logical block -> physical block."""
+    """Logical block -> physical block; full attention only."""
+    shares_tail: bool = False
+    """Hybrid attention: the block written next may belong to a fork too."""
+    warm_reads: int = 0
+    retrieved: int = 0
+    """Since the last report, see StepResult."""
     reported: int = 0
     served: int = 0
     """Number of the batch this context last had rows in; the longest waiting goes first."""
@@ -74,22 +92,41 @@ class Context:
         del self.tokens[length:]
         self.todo = [p for p in self.todo if p < length - 1] + [length - 1]
 
-    def record(self, positions: list[int], experts: np.ndarray) -> None:
-        """Keep the routing int16 [n, L, K] of computed positions."""
-        if positions[-1] >= len(self.experts):
-            capacity = max(2 * len(self.experts), positions[-1] + 1)
-            grown = np.zeros((capacity, *self.experts.shape[1:]), np.int16)
-            grown[: len(self.experts)] = self.experts
-            self.experts = grown
-        if positions[-1] - positions[0] == len(positions) - 1:
-            # without a gap, as nearly always: a slice costs a fraction of an index list
-            self.experts[positions[0] : positions[-1] + 1] = experts
-        else:
-            self.experts[positions] = experts
+    def record(
+        self, positions: list[int], experts: np.ndarray, selections: np.ndarray | None = None
+    ) -> None:
+        """Keep the routing int16 [n, L, K] of computed positions, and what they selected."""
+        end = positions[-1] + 1
+        # without a gap, as nearly always: a slice costs a fraction of an index list
+        is_run = end - positions[0] == len(positions)
+        where = slice(positions[0], end) if is_run else positions
+        self.experts = _grown(self.experts, end, 0)
+        self.experts[where] = experts
+        if selections is not None and self.selections is not None:
+            self.selections = _grown(self.selections, end, -1)
+            self.selections[where] = selections
 
-    def take_experts(self) -> tuple[np.ndarray, int]:
-        """Routing of computed positions not told yet, and where it starts."""
+    def take_report(self) -> Report:
+        """Routing and selections of computed positions not told yet, and where they start."""
         end = self.todo[0] if self.todo else len(self.tokens)
         start = self.reported
         self.reported = max(self.reported, end)
-        return self.experts[start : self.reported].copy(), start
+        selections = self.selections
+        report = Report(
+            self.experts[start : self.reported].copy(),
+            None if selections is None else selections[start : self.reported].copy(),
+            start,
+            self.warm_reads,
+            self.retrieved,
+        )
+        self.warm_reads = self.retrieved = 0
+        return report
+
+
+def _grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:
+    """``array`` with at least ``size`` entries."""
+    if size <= len(array):
+        return array
+    grown = np.full((max(2 * len(array), size), *array.shape[1:]), fill, array.dtype)
+    grown[: len(array)] = array
+    return grown

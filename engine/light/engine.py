@@ -29,6 +29,8 @@ from engine.runtime.types import (
     EvictResult,
     EvictSelector,
     KVSummary,
+    RewarmPolicy,
+    RewarmResult,
     StepRequest,
     StepResult,
     WeightSet,
@@ -60,6 +62,7 @@ class LightEngine:
         self.config = config or EngineConfig()
         self._scheduler = Scheduler(model_config, self.config)
         self._vocab_size = model_config.vocab_size
+        self._is_hybrid = model_config.attention.mode == "hybrid"
         if fetch_weights is not None:
             self._scheduler.load_now(fetch_weights(None))
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -106,6 +109,17 @@ class LightEngine:
 
     async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:
         return await self._ask(lambda: self._scheduler.contexts.evict(ctx, selector))
+
+    async def rewarm_kv(
+        self,
+        ctx: ContextId,
+        selector: EvictSelector,
+        policy: RewarmPolicy = "wait_complete",
+        timeout_s: float = 30.0,
+    ) -> RewarmResult:
+        return await self._ask(
+            lambda: self._scheduler.contexts.rewarm(ctx, selector, policy, timeout_s)
+        )
 
     async def fork(self, ctx: ContextId, policy: ContextPolicy | None = None) -> ContextId:
         child = ContextId(uuid.uuid4().hex)
@@ -186,6 +200,8 @@ class LightEngine:
                 self._on_failure(error)
         else:
             self._lose_all()
+        finally:
+            self._scheduler.contexts.end()
 
     def _loop(self) -> None:
         """Until ``close``: run what is in the queue, then one batch; sleep when idle."""
@@ -219,6 +235,8 @@ class LightEngine:
     def _info(self) -> EngineInfo:
         usage = self._scheduler.usage()
         capabilities = {"logprobs", "experts", "fork", "evict", "draws"}
+        if self._is_hybrid:
+            capabilities |= {"tiered", "rewarm"}
         if self.config.deterministic:
             capabilities.add("deterministic")
         return EngineInfo(

@@ -1,4 +1,4 @@
-"""ModelRunner: one batch of token rows through the model and the paged cache."""
+"""ModelRunner: one batch of token rows through the model and the cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import WeightsError
-from engine.kvcache.paged import ROWS, AttentionPlan, PagedKV
+from engine.kvcache.paged import ROWS
 from engine.light.row_check import check_row_bits
+from engine.light.rows import CacheRows, Reads
 from engine.model.config import ModelConfig
 from engine.model.model import PolicyModel
 from engine.model.ops import FastOps, RowOps, TiledOps, pad_rows
@@ -21,82 +21,64 @@ from engine.runtime.weights import verify_weight_set
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows in any order: token ids and positions int64 [N], block tables int64 [N, J] and the rows
-    whose logits are wanted int64 [M]."""
+    """Token ids and positions int64 [N], their place in the cache, and the rows whose logits are
+    wanted int64 [M]."""
 
     token_ids: np.ndarray
     positions: np.ndarray
-    tables: np.ndarray
+    cache: CacheRows
     sampled_rows: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
     """logits float32 [M, V]; experts int16 [N, L, K]; bad_rows bool [N], true where the hidden
-    state or a logit is NaN or infinite, None when there is no such row."""
+    state, a logit or what is cached is NaN, infinite or too large, None when there is no such row;
+    reads: what hybrid attention read, None in full attention."""
 
     logits: np.ndarray
     experts: np.ndarray
     bad_rows: np.ndarray | None
+    reads: Reads | None
 
 
 class ModelRunner:
-    """Owns parameters and KV storage; called by one thread."""
+    """Owns the parameters; called by one thread."""
 
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
         self._model_config = model_config
         self.model = PolicyModel(model_config).eval()
-        self.kv = PagedKV(
-            model_config.num_hidden_layers,
-            config.num_blocks,
-            config.block_size,
-            model_config.cached_heads,
-            model_config.cached_key_dim,
-            model_config.cached_value_dim,
-        )
         self._ops: RowOps = TiledOps() if config.deterministic else FastOps()
         if config.deterministic:
             check_row_bits(self.model, self._ops, config.block_size, config.max_rows)
-        self._block_size = config.block_size
         self.weight_version = -1
         self.weight_checksum = ""
 
     @torch.inference_mode()
     def run(self, batch: RowBatch) -> BatchOutput:
-        n = len(batch.token_ids)
-        # rows of the longest contexts first (AttentionPlan); padding rows come last and read block
-        # 0, which nobody owns or writes: a NaN there would reach every row that reads past its end
-        order = np.argsort(-(batch.positions // self._block_size), kind="stable")
-        padding = -n % ROWS
-        positions = np.pad(batch.positions[order], (0, padding))
-        tables = np.pad(batch.tables[order], ((0, padding), (0, 0)))
-        ids = np.pad(batch.token_ids[order], (0, padding))
-        plan = AttentionPlan.of(tables, positions, self._block_size)
-        blocks = torch.from_numpy(tables[np.arange(n), positions[:n] // self._block_size])
-        offsets = torch.from_numpy(positions[:n] % self._block_size)
-        slots = self.kv.slots(blocks, offsets)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.kv.write(layer, slots, k[:n], v[:n])
-            return self.kv.attend(layer, q, plan)
-
+        order = batch.cache.order
+        padding = -len(order) % ROWS
         hidden, experts = self.model(
-            torch.from_numpy(ids),
-            torch.from_numpy(positions),
-            attend,
+            torch.from_numpy(np.pad(batch.token_ids[order], (0, padding))),
+            torch.from_numpy(np.pad(batch.positions[order], (0, padding))),
+            batch.cache.attend,
             ops=self._ops,
             absorbed=True,
         )
+        reads = batch.cache.finish()
         place = torch.from_numpy(np.argsort(order, kind="stable"))
         finite = torch.isfinite(hidden[place]).all(dim=1).numpy()
         wanted = place[torch.from_numpy(batch.sampled_rows)]
         rows = pad_rows(hidden[wanted], ROWS)
         logits = self.model.logits(rows, self._ops)[: len(wanted)].numpy()
         finite[batch.sampled_rows] &= np.isfinite(logits).all(axis=1)
+        if reads is not None:
+            finite &= ~reads.failed
         return BatchOutput(
             logits,
             experts[place].to(torch.int16).numpy(),
             None if finite.all() else ~finite,
+            reads,
         )
 
     def check(self, weights: WeightSet) -> None:

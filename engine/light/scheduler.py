@@ -15,10 +15,11 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.errors import CapacityError, ContextLost, EngineError, InvalidStateError, WeightsError
 from engine.light.context import Context, RunningStep, WaitingFork
-from engine.light.contexts import ContextTable
 from engine.light.draws import uniforms
+from engine.light.rows import Plan
 from engine.light.runner import ModelRunner, RowBatch
 from engine.light.sampler import check_sampling, sample
+from engine.light.tables import new_table
 from engine.model.config import ModelConfig
 from engine.runtime.types import (
     ContextId,
@@ -29,9 +30,6 @@ from engine.runtime.types import (
     StepResult,
     WeightSet,
 )
-
-Plan = list[tuple[Context, list[int]]]
-"""Contexts with the positions to compute in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Scheduler:
         self._config = config
         self._has_experts = model_config.num_moe_layers > 0
         self._runner = ModelRunner(model_config, config)
-        self.contexts = ContextTable(model_config, config, self._runner.kv)
+        self.contexts = new_table(model_config, config)
         self._loads: deque[tuple[WeightSet, Future[int]]] = deque()
         self._epoch = 0
         self._num_batches = 0
@@ -139,13 +137,12 @@ class Scheduler:
         self._runner.load(weights)
 
     def usage(self) -> Usage:
-        pool, block_bytes = self.contexts.pool, self._runner.kv.bytes_per_block
         return Usage(
             self._runner.weight_version,
             self._runner.weight_checksum,
             len(self.contexts),
-            (pool.num_blocks - pool.num_free) * block_bytes,
-            pool.num_blocks * block_bytes,
+            self.contexts.used_bytes,
+            self.contexts.total_bytes,
         )
 
     # -- the batch ------------------------------------------------------------------------------
@@ -165,7 +162,12 @@ class Scheduler:
         start = 0
         for context, rows in plan:
             end = start + len(rows)
-            context.record(rows, output.experts[start:end])
+            reads = output.reads
+            selections = None if reads is None else reads.selections[start:end]
+            context.record(rows, output.experts[start:end], selections)
+            if reads is not None:
+                context.warm_reads += int(reads.warm[start:end].sum())
+                context.retrieved += int(reads.retrieved[start:end].sum())
             context.served = self._num_batches
             del context.todo[: len(rows)]
             if output.bad_rows is not None and output.bad_rows[start:end].any():
@@ -197,6 +199,7 @@ class Scheduler:
         ready = [c for c in self.contexts if self._is_running(c) or (c.forks and c.num_prefill)]
         ready.sort(key=lambda c: (-c.policy.priority, c.served, len(c.todo) > 1))
         room = self._config.max_rows
+        self.contexts.begin_batch()
         plan: Plan = []
         blocked: list[Context] = []
         for context in ready:
@@ -220,7 +223,7 @@ class Scheduler:
         rows = first.next_rows(self._config.max_rows)
         held_back = [c for c in self.contexts if c.step is not None and not self._is_running(c)]
         victims = [*held_back, *reversed(others)]
-        self.contexts.reclaim(victims, len(rows) // self._config.block_size + 2)
+        self.contexts.make_room(first, rows, victims)
         try:
             self.contexts.cover(first, rows)
         except CapacityError as error:
@@ -230,23 +233,20 @@ class Scheduler:
 
     def _pack(self, plan: Plan) -> tuple[RowBatch, list[Context]]:
         """The batch, and the contexts of its ``sampled_rows``."""
-        slots: list[int] = []
         positions: list[int] = []
         ids: list[int] = []
         sampled_rows: list[int] = []
         sampling: list[Context] = []
         for context, rows in plan:
-            slots += [context.slot] * len(rows)
             positions += rows
             ids += [context.tokens[p] for p in rows]
             if context.step is not None and len(rows) == len(context.todo):
                 sampled_rows.append(len(positions) - 1)
                 sampling.append(context)
-        width = max(positions) // self._config.block_size + 1
         batch = RowBatch(
             np.array(ids, np.int64),
             np.array(positions, np.int64),
-            self.contexts.tables[np.array(slots), :width],
+            self.contexts.rows(plan),
             np.array(sampled_rows, np.int64),
         )
         return batch, sampling
@@ -288,7 +288,9 @@ class Scheduler:
         step = context.step
         assert step is not None
         context.step = None
-        experts, start = context.take_experts() if self._has_experts else (None, 0)
+        report = context.take_report()
+        has_experts = self._has_experts
+        has_report = has_experts or report.selections is not None
         step.future.set_result(
             StepResult(
                 token_ids=np.array(step.sampled, np.int32),
@@ -296,8 +298,11 @@ class Scheduler:
                 finish=reason,
                 weight_version=self._runner.weight_version,
                 start=step.start,
-                experts=experts,
-                experts_start=start,
+                experts=report.experts if has_experts else None,
+                experts_start=report.start if has_report else 0,
+                selections=report.selections,
+                warm_reads=report.warm_reads,
+                retrieved=report.retrieved,
             )
         )
 

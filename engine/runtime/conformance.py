@@ -250,7 +250,7 @@ class ModelRuntimeContract:
         self._run(check)
 
     def test_evicted_kv_does_not_change_the_policy(self) -> None:
-        """policy.kv="full": what was evicted is computed again, the tokens are the same."""
+        """What was evicted is computed again, the tokens are the same."""
 
         async def check(runtime: ModelRuntime) -> None:
             if "evict" not in (await runtime.info()).capabilities:

@@ -17,6 +17,8 @@ from engine.runtime.types import (
     EvictResult,
     EvictSelector,
     KVSummary,
+    RewarmPolicy,
+    RewarmResult,
     StepRequest,
     StepResult,
     WeightSet,
@@ -55,7 +57,7 @@ class ModelRuntime(Protocol):
         ...
 
     async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:
-        """Drop whole blocks; a later step recomputes or does without them, as policy.kv says."""
+        """Drop whole blocks, or more; a later step computes them again, to the same bits."""
         ...
 
     async def fork(self, ctx: ContextId, policy: ContextPolicy | None = None) -> ContextId:
@@ -77,3 +79,20 @@ class ModelRuntime(Protocol):
         ...
 
     async def info(self) -> EngineInfo: ...
+
+
+@runtime_checkable
+class Rewarming(Protocol):
+    """What an engine with the capability "rewarm" does besides."""
+
+    async def rewarm_kv(
+        self,
+        ctx: ContextId,
+        selector: EvictSelector,
+        policy: RewarmPolicy = "wait_complete",
+        timeout_s: float = 30.0,
+    ) -> RewarmResult:
+        """Bring cold blocks that hold any token of ``selector`` back, to the bit, so that later
+        steps read them. wait_complete: all of them or BlockCorrupt; timeout: what arrives within
+        ``timeout_s``, the rest before later steps; best_effort: all before later steps."""
+        ...

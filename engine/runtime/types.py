@@ -11,6 +11,7 @@ from typing import Literal, NewType
 import numpy as np
 
 ContextId = NewType("ContextId", str)
+RewarmPolicy = Literal["best_effort", "wait_complete", "timeout"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -32,9 +33,10 @@ class DrawKey:
 
 @dataclass(frozen=True, slots=True)
 class ContextPolicy:
-    """How one context is served. ``draw=None`` means greedy or engine-seeded sampling."""
+    """How one context is served. ``draw=None`` means greedy or engine-seeded sampling. ``kv``: auto
+    takes what the engine's model runs; an engine refuses to pretend the other."""
 
-    kv: Literal["full", "tiered"] = "full"
+    kv: Literal["auto", "full", "tiered"] = "auto"
     summaries: bool = False
     priority: int = 0
     rate_class: str = "default"
@@ -70,10 +72,10 @@ class StepResult:
     prompt included, also after ``fork``). The last sampled token has not been fed yet, so
     concatenating all reports covers positions 0 .. len(context) - 2. None for dense models.
 
-    ``selections``: int32 [n, layers, G, P | 1, K], the far tokens that these positions' queries read
-    in hybrid attention (engine.attention), -1 fills; starts at ``experts_start`` too. None in full
-    attention. ``warm_reads``, ``retrieved``: coded tokens that could be read and far tokens that
-    were, summed over the positions computed in this step, in one layer.
+    ``selections``: int32 [n, layers, G, P | 1, K], the far tokens that these positions' queries
+    read in hybrid attention (engine.attention), -1 fills; starts at ``experts_start`` too. None in
+    full attention. ``warm_reads``, ``retrieved``: coded tokens in view and far tokens that were
+    read, summed over the positions computed in this step, in one layer.
     """
 
     token_ids: np.ndarray
@@ -115,6 +117,16 @@ class EvictResult:
     evicted: tuple[tuple[int, int], ...]
     freed_bytes: int
     confirmed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RewarmResult:
+    """Cold blocks by what became of them, as token ranges: they can be read, arrive before a later
+    step, or failed their check; then the context is computed again by its next step."""
+
+    loaded: tuple[tuple[int, int], ...]
+    pending: tuple[tuple[int, int], ...]
+    lost: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,18 @@ MLA = ModelConfig.model_validate(
     }
 )
 """The same with latent attention."""
+HYBRID = ModelConfig.model_validate(
+    MODEL.model_dump()
+    | {
+        "head_dim": 16,
+        "attention": {
+            "mode": "hybrid",
+            "hot": 32,
+            "hybrid": {"window": 16, "topk": 8, "candidates": 24, "dense_below": 0},
+        },
+    }
+)
+"""Hybrid attention; block 1 turns warm at 96 tokens."""
 ENGINE = EngineConfig(max_context=160, num_blocks=512, block_size=32, max_contexts=128, max_rows=96)
 
 

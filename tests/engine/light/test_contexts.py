@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from engine.errors import CapacityError
 from engine.kvcache.paged import PagedKV
 from engine.light.context import Context, WaitingFork
-from engine.light.contexts import ContextTable
+from engine.light.paged_contexts import PagedTable
 from engine.runtime.types import ContextId, ContextPolicy, EvictSelector
 from tests.engine.tiny import ENGINE, MODEL
 
@@ -27,7 +27,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = ContextTable(MODEL, CONFIG, PagedKV(1, NUM_BLOCKS, SIZE, 1, 2))
+        self.table = PagedTable(MODEL, CONFIG, PagedKV(1, NUM_BLOCKS, SIZE, 1, 2))
         self.num_opened = 0
 
     def pick(self, data: st.DataObject) -> Context | None:

@@ -1,0 +1,253 @@
+"""TieredTable: contexts whose KV lies in TieredKV, read by hybrid attention.
+
+What a query reads depends on how old each block was when it ran: a block that turned to codes since
+then cannot be read in full precision again. So a context is always computed in order, the missing
+positions are its last ones, and dropping some of the others means to compute all of them again, but
+for the newest. LightEngine never lets TieredKV demote blocks for want of room: it would be read
+differently; idle contexts give all their KV instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.attention.retrieve import selection_width
+from engine.config import EngineConfig
+from engine.errors import BlockCorrupt, CapacityError
+from engine.kvcache.quantise import BLOCK
+from engine.kvcache.tiered import TieredKV
+from engine.kvcache.tiers import State, warm_end
+from engine.light.context import Context
+from engine.light.contexts import ContextTable
+from engine.light.hybrid_rows import HybridRows, through_torch
+from engine.light.rows import Plan
+from engine.model.config import ModelConfig
+from engine.runtime.types import (
+    ContextId,
+    ContextPolicy,
+    EvictResult,
+    EvictSelector,
+    KVSummary,
+    RewarmPolicy,
+    RewarmResult,
+)
+
+Slots = tuple[int, int]
+"""Of the full-precision pool and of the warm one."""
+
+
+class TieredTable(ContextTable):
+    kv = "tiered"
+
+    def __init__(self, model_config: ModelConfig, config: EngineConfig, kv: TieredKV) -> None:
+        super().__init__(model_config, config)
+        self._kv = kv
+        self._through_torch = through_torch(kv, model_config.attention.hybrid)
+        self._promised: Slots = (0, 0)
+        self._loading: set[ContextId] = set()
+        """Contexts with cold blocks on their way back."""
+        heads = model_config.num_attention_heads // model_config.cached_heads
+        hybrid = model_config.attention.hybrid
+        self._selection_shape = (
+            model_config.num_hidden_layers,
+            model_config.cached_heads,
+            1 if hybrid.topk_shared else heads,
+            selection_width(hybrid),
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        return self._kv.used_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self._kv.allocated_bytes
+
+    def fork(self, parent: Context, child: ContextId, policy: ContextPolicy | None) -> None:
+        """Every block is shared; who writes to a shared one first gets a copy."""
+        context = self.open(child, list(parent.tokens), policy or parent.policy)
+        self._kv.release(child)
+        self._kv.fork(parent.id, child)
+        context.todo = list(parent.todo)
+        context.shares_tail = parent.shares_tail = _held(parent) % BLOCK > 0
+        context.experts = parent.experts.copy()
+        assert parent.selections is not None, "hybrid attention records selections"
+        context.selections = parent.selections.copy()
+        if parent.id in self._loading:
+            self._loading.add(child)
+
+    def _evict(self, context: Context, selector: EvictSelector) -> EvictResult:
+        """Everything from the first block on, or all blocks when that cannot be computed again to
+        the same bits."""
+        held, used = _held(context), self._kv.used_bytes
+        start = selector.start - selector.start % BLOCK
+        if start >= held or selector.end == selector.start:
+            return EvictResult((), 0)
+        self._cut(context, start)
+        first = _held(context)
+        ranges = [(b, min(b + BLOCK, held)) for b in range(first, held, BLOCK)]
+        return EvictResult(tuple(ranges), freed_bytes=used - self._kv.used_bytes)
+
+    def rewarm(
+        self, ctx: ContextId, selector: EvictSelector, policy: RewarmPolicy, timeout_s: float
+    ) -> RewarmResult:
+        """The engine waits with everything else while blocks load. BlockCorrupt: the context's KV
+        is dropped, its next step computes it again."""
+        context = self.idle(ctx, "rewarm_kv")
+        self._check_range("rewarm_kv", context, selector)
+        end = min(selector.end, _held(context))
+        start = min(selector.start, end)
+        states = self._kv.states(ctx)[start // BLOCK : -(-end // BLOCK)]
+        cold = (State.COLD_HOST, State.COLD_DISK)
+        self.begin_batch()
+        self._reclaim_idle((0, sum(state in cold for state in states)), but=context)
+        try:
+            done = self._kv.rewarm(ctx, start, end, policy, timeout_s)
+        except BlockCorrupt:
+            self._drop(context)
+            raise
+        if done.pending:
+            self._loading.add(ctx)
+        if done.lost:
+            self._drop(context)
+        loaded, pending, lost = (
+            tuple((b * BLOCK, (b + 1) * BLOCK) for b in blocks)
+            for blocks in (done.loaded, done.pending, done.lost)
+        )
+        return RewarmResult(loaded, pending, lost)
+
+    def summary(self, ctx: ContextId) -> KVSummary:
+        context = self.idle(ctx, "get_kv_summary")
+        held = self._kv.summary(ctx)
+        return KVSummary(
+            num_tokens=len(context.tokens),
+            num_hot=held.num_hot,
+            num_warm=held.num_warm,
+            num_cold=held.num_cold,
+            kv_bytes=held.kv_bytes,
+        )
+
+    def forget_computed(self) -> None:
+        """Slots go back: the new KV is written in order of age, as the old was."""
+        for context in self._contexts.values():
+            self._drop(context)
+
+    def drop_poisoned(self, context: Context) -> None:
+        """A full-precision slot is zeroed when it is taken, a warm one is written whole."""
+        self._drop(context)
+
+    def drop_tail(self, context: Context) -> None:
+        self._cut(context, len(context.tokens) - 1)
+
+    def begin_batch(self) -> None:
+        self._promised = (0, 0)
+        for ctx in list(self._loading):
+            self._look_after_loads(ctx)
+
+    def cover(self, context: Context, positions: list[int]) -> None:
+        wanted = self._wanted(context, positions)
+        if not self._fits(wanted):
+            self._reclaim_idle(wanted, but=context)
+        if not self._fits(wanted):
+            raise self._no_room(wanted)
+        full, warm = self._promised
+        self._promised = (full + wanted[0], warm + wanted[1])
+
+    def make_room(self, context: Context, positions: list[int], victims: Iterable[Context]) -> None:
+        self.begin_batch()
+        self._reclaim(victims, self._wanted(context, positions))
+
+    def rows(self, plan: Plan) -> HybridRows:
+        rows = HybridRows(
+            self._kv,
+            self._model_config.attention.hybrid,
+            self._selection_shape,
+            self._through_torch,
+            [(context.id, positions) for context, positions in plan],
+        )
+        for context, _ in plan:
+            context.shares_tail = False
+        return rows
+
+    def end(self) -> None:
+        self._kv.close()
+
+    def _opened(self, context: Context) -> None:
+        self._kv.open(context.id)
+        context.selections = np.full((len(context.tokens), *self._selection_shape), -1, np.int32)
+
+    def _closed(self, context: Context) -> None:
+        self._loading.discard(context.id)
+        self._kv.release(context.id)
+
+    # -- dropping -------------------------------------------------------------------------------
+
+    def _cut(self, context: Context, length: int) -> None:
+        """Keep the KV of the first ``length`` positions, or of none where blocks have turned warm
+        that the query after them read in full precision."""
+        held = self._kv.summary(context.id).num_tokens
+        if held > length:
+            config = self._kv.config
+            if warm_end(length + 1, config) != warm_end(held, config):
+                length = 0
+            self._kv.truncate(context.id, length)
+            held = length
+        context.todo = list(range(held, len(context.tokens)))
+
+    def _drop(self, context: Context) -> None:
+        self._kv.truncate(context.id, 0)
+        self._loading.discard(context.id)
+        context.shares_tail = False
+        context.todo = list(range(len(context.tokens)))
+
+    def _look_after_loads(self, ctx: ContextId) -> None:
+        """Blocks that were lost on their way are computed again, with all the others."""
+        if State.LOADING not in self._kv.states(ctx):
+            self._loading.discard(ctx)
+        if len(self._kv.missing(ctx)):
+            self._drop(self._contexts[ctx])
+
+    # -- room -----------------------------------------------------------------------------------
+
+    def _wanted(self, context: Context, positions: list[int]) -> Slots:
+        """At most: codes that a fork has made already are not made again."""
+        held, length = _held(context), positions[-1] + 1
+        full = -(-length // BLOCK) - -(-held // BLOCK) + context.shares_tail
+        return full, warm_end(length, self._kv.config) - warm_end(held, self._kv.config)
+
+    def _free(self) -> Slots:
+        pools, (full, warm) = self._kv.device, self._promised
+        return pools.full.slots.num_free - full, pools.warm.slots.num_free - warm
+
+    def _fits(self, wanted: Slots) -> bool:
+        full, warm = self._free()
+        return wanted[0] <= full and wanted[1] <= warm
+
+    def _reclaim_idle(self, wanted: Slots, but: Context) -> None:
+        if self._fits(wanted):
+            return
+        # codes on their way to the cold tier leave when they are written
+        self._kv.settle()
+        idle = [c for c in self._contexts.values() if c.is_idle and c is not but]
+        self._reclaim(sorted(idle, key=lambda c: c.served), wanted)
+
+    def _reclaim(self, victims: Iterable[Context], wanted: Slots) -> None:
+        for victim in victims:
+            if self._fits(wanted):
+                return
+            self._drop(victim)
+
+    def _no_room(self, wanted: Slots) -> CapacityError:
+        pools, (full, warm) = self._kv.device, self._free()
+        return CapacityError(
+            f"{wanted[0]} full-precision and {wanted[1]} warm KV blocks wanted, {full} of "
+            f"{pools.full.slots.num_blocks} and {warm} of {pools.warm.slots.num_blocks} free; "
+            "release contexts or raise engine.num_blocks and engine.num_warm_blocks"
+        )
+
+
+def _held(context: Context) -> int:
+    """Positions whose KV is there: the first ones."""
+    return context.todo[0] if context.todo else len(context.tokens)
