@@ -138,6 +138,6 @@ class LongMachine(TieredMachine):
 
 
 TieredMachine.TestCase.settings = settings(max_examples=8, stateful_step_count=12)
-LongMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+LongMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25)
 TestTieredMachine: Callable[..., object] = TieredMachine.TestCase
 TestLongMachine: Callable[..., object] = pytest.mark.slow(LongMachine.TestCase)
