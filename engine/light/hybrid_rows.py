@@ -161,7 +161,7 @@ class HybridRows:
             row,
             first,
             last - first + 1,
-            min(BLOCK * hot_from, first),
+            BLOCK * hot_from,
             torch.from_numpy((slots * groups + np.arange(groups)[:, None]).flatten()),
             torch.from_numpy(warm),
             torch.from_numpy(slot[warm].astype(np.int64)),
