@@ -68,8 +68,11 @@ class Prefill:
 
 
 @torch.no_grad()
-def prefill(model: PolicyModel, token_ids: Sequence[int], chunk: int = 512) -> Prefill:
-    """Full attention over the context, ``chunk`` tokens at a time."""
+def prefill(
+    model: PolicyModel, token_ids: Sequence[int], chunk: int = 512, parts: int = 1
+) -> Prefill:
+    """Full attention over the context, ``chunk`` tokens at a time. ``parts`` > 1: in so many equal
+    parts that do not see each other, as if each were prefilled alone at its positions."""
     config = model.config
     num_layers, total = config.num_hidden_layers, len(token_ids)
     heads = config.cached_heads
@@ -77,9 +80,11 @@ def prefill(model: PolicyModel, token_ids: Sequence[int], chunk: int = 512) -> P
     size = config.cached_value_dim
     values = [None if config.is_mla else torch.empty(total, heads, size) for _ in range(num_layers)]
     ids = torch.tensor(token_ids)
+    part = torch.arange(total) * parts // total
     for start in range(0, total, chunk):
         end = min(start + chunk, total)
         seen = torch.arange(end) <= torch.arange(start, end)[:, None]
+        seen &= part[:end] == part[start:end, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             here, stored = slice(start, end), values[layer]  # noqa: B023 - called in this turn

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from engine.attention.config import HybridConfig
-from engine.bench import kv_quality, kv_topk
+from engine.bench import kv_fact, kv_quality, kv_topk
+from engine.bench.kv_claims import attention_report, coded_context
+from engine.bench.kv_fact import ColdFacts, story
 from engine.bench.kv_quality import GATED, NEEDLES, Bench, Plan, gates
 from engine.bench.kv_reading import (
     FULL,
     Deviation,
     Needles,
+    Prefill,
     cached_prefill,
     coded,
     deviation,
@@ -26,6 +29,7 @@ from engine.bench.kv_reading import (
 from engine.bench.kv_texts import HAYSTACK, needle_task, smollm2, token_ids
 from engine.chat.load import load_tokenizer
 from engine.errors import EngineError
+from engine.model.checkpoint.load import load_model
 from engine.model.config import ModelConfig
 from engine.model.dense import forward_dense
 from parl.cli.main import run
@@ -44,6 +48,19 @@ def test_full_reading_is_the_plain_forward(config: ModelConfig):
     ids = torch.tensor([IDS])
     plain, _ = forward_dense(model, ids, torch.ones_like(ids, dtype=torch.bool))
     torch.testing.assert_close(hidden, plain[0, 150:], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_parts_do_not_see_each_other():
+    """Each part's keys are those of the part alone, at its own positions."""
+    model = make_model()
+    alone = prefill(model, IDS[:50])
+    both = prefill(model, IDS[:100], chunk=32, parts=2)
+    whole = prefill(model, IDS[:100], chunk=32)
+    for first, k, plain in zip(alone.keys, both.keys, whole.keys, strict=True):
+        torch.testing.assert_close(k[:50], first, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(k[:50], plain[:50], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(both.keys[2][50:], whole.keys[2][50:], atol=1e-3)
 
 
 def test_coded_reading_differs_and_is_measured():
@@ -113,6 +130,28 @@ def test_calibrate_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "expected numbers from 1 on" in capsys.readouterr().err
 
 
+def test_boundary_correction_never_adds_error():
+    """Blocks are corrected at their ends only, and the squared error does not rise."""
+    x = torch.randn(4 * 32 + 5, 2, 16, generator=torch.Generator().manual_seed(1)).cumsum(0)
+    context = Prefill(tuple(range(len(x))), (x,), (x,))
+    plain, error = coded_context(context, "k8v8", correct=False)
+    corrected, less = coded_context(context, "k8v8", correct=True)
+    assert 0 < less <= error
+    changed = (plain.keys[0] != corrected.keys[0]).any(dim=(1, 2)).nonzero().flatten()
+    assert set((changed % 32).tolist()) <= {0, 1, 30, 31} and changed.min() >= 32
+    assert torch.equal(corrected.keys[0][:32], x[:32])
+
+
+def test_attention_report_of_even_attention():
+    """Uniform weights have entropy 1 and no favourite place."""
+    total, n = 200, 12
+    seen = torch.arange(total) <= torch.arange(total - n, total)[:, None]
+    weights = (seen / seen.sum(1, keepdim=True))[:, None, None].expand(n, 1, 2, total)
+    lines = "\n".join(attention_report(iter([weights, weights])))
+    assert "normalised entropy: mean 1.000" in lines
+    assert "below 0.3 or above 0.7: 3 of 3" in lines
+
+
 # -- real weights ---------------------------------------------------------------------------------
 
 
@@ -155,6 +194,26 @@ def test_calibrate_topk(weights: Path, tmp_path: Path, capsys: pytest.CaptureFix
     shares = [float(line.split()[1].rstrip("%")) for line in lines[3:6]]
     assert 0 < shares[0] < shares[1] < shares[2] <= 100
     assert lines[-1].startswith("recommended: topk = ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_fact_is_found_after_rewarming_only(weights: Path, tmp_path: Path):
+    """Through TieredKV on disk and hybrid attention: early numbers are unknown while their block is
+    cold, known once it is warm, and ten more rounds change nothing."""
+    tokenizer, model = load_tokenizer(weights), load_model(weights).eval()
+    task = needle_task(HAYSTACK(), tokenizer, 1024, far_end=768, num_needles=8, num_questions=4)
+    context = prefill(model, task.context)
+    digits = {tokenizer.encode(d)[-1]: d for d in "0123456789"}
+    facts = ColdFacts(model, context, window=128, warm=384, directory=tmp_path)
+    early = [q for q in task.questions if facts.is_cold(q.position)]
+    stories = [story(facts, question, digits) for question in early]
+    facts.kv.close()
+    assert len(stories) >= 2
+    for found in stories:
+        assert found.cold.right <= 2 and found.warm.right >= 4
+        assert found.last == found.warm
+    assert "changed: 0 of" in "\n".join(kv_fact.report(stories, digits))
 
 
 def test_needles_lie_where_they_are_said_to(weights: Path):
