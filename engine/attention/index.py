@@ -145,7 +145,9 @@ class _Int8Copy:
         first = (flat.double() @ self.centre.double()[..., None]).float()
         out = torch.empty(groups, rows * heads, self.size)
         for group in range(groups):
-            sums = torch._int_mm(self.codes[group, : self.size], codes[group].T.contiguous())
+            sums = torch._int_mm(  # pyright: ignore[reportPrivateImportUsage]
+                self.codes[group, : self.size], codes[group].T.contiguous()
+            )
             scaled = sums.T * (steps[group, :, None] * self.steps[group, None, : self.size])
             torch.add(scaled, first[group], out=out[group])
         return out.unflatten(1, (rows, heads)).transpose(0, 1)

@@ -53,15 +53,12 @@ def choose(logits: Tensor, config: HybridConfig) -> Tensor:
 
 
 def listed(chosen: Tensor, positions: Tensor, width: int) -> Tensor:
-    """A choice as a list: chosen bool [R, G, P, C], positions int64 [R, G, C] ->
-    int32 [R, G, P, width], rising, filled up with -1."""
-    spread = positions[:, :, None].expand(chosen.shape)
-    last = torch.iinfo(torch.int32).max
-    rising = spread.masked_fill(~chosen, last).sort(dim=-1).values[..., :width]
-    # pad would take the number through a double, which has no room for it
-    missing = rising.new_full((*rising.shape[:-1], width - rising.shape[-1]), last)
-    rising = torch.cat([rising, missing], dim=-1)
-    return rising.masked_fill(rising == last, -1).to(torch.int32)
+    """A choice as a list: chosen bool [R, G, P, C], at most ``width`` a row, and positions int64
+    [R, G, C], rising -> int32 [R, G, P, width], rising, filled up with -1."""
+    place = chosen.cumsum(dim=-1).sub_(1).masked_fill_(~chosen, width)
+    listing = torch.full((*chosen.shape[:3], width + 1), -1, dtype=torch.int64)
+    listing.scatter_(-1, place, positions[:, :, None].expand(chosen.shape))
+    return listing[..., :width].to(torch.int32)
 
 
 def recall(found: Tensor, wanted: Tensor) -> float:

@@ -32,7 +32,7 @@ INSTRUCTIONS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "plain": (frozenset(), ()),
 }
 """What the processor must name in /proc/cpuinfo and what the compiler is told, best first."""
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 
 class BuildError(RuntimeError):

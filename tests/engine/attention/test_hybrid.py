@@ -18,14 +18,12 @@ HOT = 70
 LENGTHS = [1, 31, 32, 33, 99, 100, 101, 102, 133, 134, 135, 200, 261]
 
 
-def as_read(case: Case, t: int, hot: int, profile="k8v8") -> tuple[torch.Tensor, torch.Tensor]:
+def as_read(case: Case, t: int, hot: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [t, G, ...] as the query of context length t reads them."""
     k, v = case.k[:t].clone(), case.v[:t].clone()
     for p in warm_mask(torch.tensor([t]), t, hot)[0].nonzero()[::32, 0].tolist():
         block = slice(p, p + 32)
-        pair = fake_quantise(
-            k[block].transpose(0, 1)[None], v[block].transpose(0, 1)[None], profile
-        )
+        pair = fake_quantise(k[block].transpose(0, 1)[None], v[block].transpose(0, 1)[None], "k8v8")
         k[block], v[block] = pair[0][0].transpose(0, 1), pair[1][0].transpose(0, 1)
     return k, v
 
@@ -74,7 +72,7 @@ def test_every_profile_reads_the_same_in_both_forms(profile):
     whole = attend_sequence(case.q, case.k, case.v, config, HOT, profile)
     step = attend_hybrid(case.q[-1], view_of(case.k, case.v, HOT, profile), config)
     torch.testing.assert_close(step.out, whole.out[-1], atol=1e-5, rtol=1e-5)
-    assert torch.equal(step.selected, whole.selected[-1])
+    assert step.selected is not None and torch.equal(step.selected, whole.selected[-1])
 
 
 def test_retrieving_everything_is_full_attention_over_what_is_cached():
@@ -139,7 +137,7 @@ def test_latent_attention_reads_values_from_its_keys():
     whole = attend_sequence(case.q, case.k, None, config, HOT, value_dim=32)
     step = attend_hybrid(case.q[-1], view_of(case.k, None, HOT, value_dim=32), config)
     torch.testing.assert_close(step.out, whole.out[-1], atol=1e-5, rtol=1e-5)
-    assert torch.equal(step.selected, whole.selected[-1])
+    assert step.selected is not None and torch.equal(step.selected, whole.selected[-1])
 
 
 def test_summaries_of_weight_zero_are_absent_to_the_last_bit():

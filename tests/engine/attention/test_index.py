@@ -116,7 +116,7 @@ def test_top_positions_prefer_the_lower_place_among_equals(size: int, levels: in
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("unit", ["token", "block"])
-def test_a_choice_never_holds_what_is_not_there(shared: bool, unit: str):
+def test_a_choice_never_holds_what_is_not_there(shared: bool, unit):
     logits = torch.full((1, 1, 2, 64), -torch.inf)
     logits[..., 3] = 1.0
     logits[0, 0, 0, 40] = 2.0
@@ -130,8 +130,12 @@ def test_a_choice_never_holds_what_is_not_there(shared: bool, unit: str):
 def test_softmax_shares_favour_what_most_heads_want():
     """Three heads want token 1 a little; one wants token 0 much: largest and summed differ."""
     logits = torch.tensor([[9.0, 8.9, 0.0], [0.0, 5.0, 0.0], [0.0, 5.0, 0.0]])[None, None]
-    for share, place in (("max", 0), ("softmax", 1)):
-        config = HybridConfig(topk=1, candidates=3, topk_shared=True, share=share)
+    for place, config in enumerate(
+        [
+            HybridConfig(topk=1, candidates=3, topk_shared=True, share="max"),
+            HybridConfig(topk=1, candidates=3, topk_shared=True, share="softmax"),
+        ]
+    ):
         assert choose(logits, config)[0, 0, 0].nonzero().tolist() == [[place]]
 
 

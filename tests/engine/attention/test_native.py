@@ -92,7 +92,8 @@ def test_latent_values_scattered_slots_and_cold_gaps(lib):
         assert view.warm is not None
         order = torch.tensor([5, 0, 3, 6, 2, 1, 4])
         pools = view.warm.keys, view.warm.values
-        keys = WarmKeys(*(getattr(pools[0], name)[order] for name in WarmKeys.__slots__))
+        old = pools[0]
+        keys = WarmKeys(*(x[order] for x in (old.top, old.mid, old.low, old.minimum, old.scale)))
         values = pools[1] and WarmValues(pools[1].codes[order], pools[1].scale[order])
         kept = torch.tensor([0, 1, 4, 6])
         warm = WarmBlocks(keys, values, view.warm.blocks[kept], order.argsort()[kept])
@@ -104,8 +105,14 @@ def test_latent_values_scattered_slots_and_cold_gaps(lib):
 def test_bf16_hot_tokens_and_index_none(lib):
     case = random_case(200)
     view = view_of(case.k, case.v, HOT)
-    ends = [x.bfloat16() for x in (view.sink_k, view.sink_v, view.hot_k, view.hot_v)]
-    half = LayerView(200, *ends, view.warm)
+    half = LayerView(
+        200,
+        view.sink_k.bfloat16(),
+        view.sink_v.bfloat16(),
+        view.hot_k.bfloat16(),
+        view.hot_v.bfloat16(),
+        view.warm,
+    )
     check(lib, case, half, small_config())
     check(lib, case, view, small_config(index="none"))
 
