@@ -117,12 +117,12 @@ def test_chunks_do_not_change_the_twin():
 @pytest.mark.slow
 def test_gradients_are_the_twins(kernels: Kernels):
     """Through both readings of keys and values; what was not asked for has none."""
-    see = Visibility(window=24, hot=40)
+    see = Visibility(window=8, hot=8, dense_below=100)
     arguments, _ = inputs([0], [75], 75, see, 0)
     ours = kernels.run("tests.engine.kernels.test_prefill_kernel:gradients", *arguments)
     torchs = gradients(*arguments)
     for a, b in zip(ours, torchs, strict=True):
-        assert torch.equal(a, b) and b.abs().max() > 0
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5) and b.abs().max() > 0
 
 
 def gradients(*arguments: Any, implementation: Implementation = "auto") -> list[Tensor]:
