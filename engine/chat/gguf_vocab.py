@@ -123,6 +123,16 @@ class _Reader:
         return self._data[start : self._at].decode()
 
 
+def _list(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
+    found = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(found, list) or not all(isinstance(value, kind) for value in found):
+        raise ChatError(
+            f"this GGUF has no list tokenizer.ggml.{name} of {kind.__name__}; use the model's "
+            "folder with tokenizer.json"
+        )
+    return found
+
+
 def tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
     """What a ``tokenizer.json`` of the same vocabulary says; ChatError for kinds we do not read."""
     model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
@@ -132,9 +142,13 @@ def tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
             f"this GGUF has a {model!r} vocabulary cut by {split!r}; expected 'gpt2' (byte-level "
             f"BPE) cut by one of {', '.join(SPLITS)}; use the model's folder with tokenizer.json"
         )
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    kinds: list[int] = metadata["tokenizer.ggml.token_type"]
-    merges: list[str] = metadata["tokenizer.ggml.merges"]
+    tokens: list[str] = _list(metadata, "tokens", str)
+    kinds: list[int] = _list(metadata, "token_type", int)
+    merges: list[str] = _list(metadata, "merges", str)
+    if len(kinds) != len(tokens):
+        raise ChatError(
+            f"this GGUF has {len(tokens)} tokens and {len(kinds)} token types; download it again"
+        )
     markers = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)]
     return {
         "version": "1.0",

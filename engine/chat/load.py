@@ -43,7 +43,9 @@ def load_renderer(path: Path, thinking: bool = True) -> Renderer:
     """
     tokenizer = load_tokenizer(path)
     if isinstance(tokenizer, KimiTokenizer):
-        is_k25 = _json(path / "config.json").get("model_type") == _K25
+        config = _json(path / "config.json")
+        # a converted K2.5 is a kimi_k2 that says which format it speaks
+        is_k25 = _K25 in (config.get("model_type"), config.get("chat_format"))
         return K25Renderer(tokenizer, thinking) if is_k25 else K2Renderer(tokenizer)
     if not tokenizer.has_special(IM_START):
         raise ChatError(

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from engine.model.config import ModelConfig, YarnConfig
 
+_ROWS = 65536
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -51,14 +53,20 @@ class RotaryTable(nn.Module):
 
     def _tables(self) -> tuple[Tensor, Tensor]:
         config = self._config
-        inverse = inverse_frequencies(config)
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float64)
-        angle = positions[:, None] * inverse
-        scale = cos_scale(config.rope_scaling)
-        cos, sin = angle.cos(), angle.sin()
-        if scale != 1.0:
-            cos, sin = cos * scale, sin * scale
-        return cos.float(), sin.float()
+        inverse, scale = inverse_frequencies(config), cos_scale(config.rope_scaling)
+        length = config.max_position_embeddings
+        parts: list[tuple[Tensor, Tensor]] = []
+        # in parts, because float64 takes several times the memory of the tables
+        for start in range(0, length, _ROWS):
+            end = min(start + _ROWS, length)
+            angle = torch.arange(start, end, dtype=torch.float64)[:, None] * inverse
+            cos, sin = angle.cos(), angle.sin()
+            if scale != 1.0:
+                cos, sin = cos * scale, sin * scale
+            parts.append((cos.float(), sin.float()))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
     def materialise(self, device: torch.device | str | int) -> None:
         """Compute the tables on ``device``: a model built on the meta device has only shapes."""

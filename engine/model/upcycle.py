@@ -8,10 +8,15 @@ et al. 2023, with a sigmoid router); training then drives the copies apart.
 from __future__ import annotations
 
 import math
+import os
+import re
+from pathlib import Path
 
 import torch
 
 from engine.errors import CheckpointError
+from engine.model.account import account
+from engine.model.checkpoint.sizes import BOUNDS
 from engine.model.config import ModelConfig
 from engine.model.model import PolicyModel
 from engine.model.moe import DenseFFN, MoE
@@ -29,6 +34,10 @@ def upcycled_config(
         raise CheckpointError(f"shared={shared}, expected a share in [0, 1)")
     if not 1 <= top_k <= num_experts:
         raise CheckpointError(f"top_k={top_k} of {num_experts} experts, expected 1 to all of them")
+    if num_experts > BOUNDS["n_routed_experts"]:
+        raise CheckpointError(
+            f"{num_experts} experts in a layer, expected at most {BOUNDS['n_routed_experts']}"
+        )
     if not 0 <= num_dense_layers < dense.num_hidden_layers:
         raise CheckpointError(
             f"num_dense_layers={num_dense_layers} of {dense.num_hidden_layers}: no layer would "
@@ -66,6 +75,7 @@ def upcycle(
     if not 0 <= noise < math.inf:
         raise CheckpointError(f"noise={noise}, expected a number >= 0, in spreads of the matrices")
     config = upcycled_config(dense.config, num_experts, top_k, shared, num_dense_layers)
+    _check_memory(config, dense.embed_tokens.dtype)
     model = PolicyModel(config, seed=None).to(dense.embed_tokens.dtype)
     generator = torch.Generator().manual_seed(seed)
     source, target = dense.state_dict(), model.state_dict()
@@ -92,3 +102,28 @@ def upcycle(
             moe.shared_experts.gate_up_proj.copy_(ffn.gate_up_proj)
             moe.shared_experts.down_proj.copy_(ffn.down_proj * shared)
     return model
+
+
+def _check_memory(config: ModelConfig, dtype: torch.dtype) -> None:
+    """CheckpointError instead of a process that the system kills half-way."""
+    # built in float32, then kept in ``dtype``
+    size = torch.float32.itemsize + (dtype.itemsize if dtype is not torch.float32 else 0)
+    parameters, free = account(config).total, _available_bytes()
+    if parameters * size > free:
+        raise CheckpointError(
+            f"{config.n_routed_experts} experts in {config.num_moe_layers} layers make "
+            f"{parameters / 1e9:.3g} B parameters, {parameters * size / 1024**3:.1f} GiB; "
+            f"{free / 1024**3:.1f} GiB of memory are available: take fewer experts or more dense "
+            "layers"
+        )
+
+
+def _available_bytes() -> int:
+    """What can be had without swapping; all of the memory where the system does not say."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint.hub_config import checked
 from engine.model.checkpoint.source import Entry
 from engine.model.config import ModelConfig
 
@@ -52,12 +52,7 @@ class GGUFFile:
                 f"{path} is not a readable GGUF file ({type(error).__name__}: {error}); download "
                 "it again"
             ) from error
-        try:
-            self.config = self._config()
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"])) or "fields"
-            raise CheckpointError(f"{path}: {field}: {first['msg']}; download it again") from error
+        self.config = self._config()
         self.entries: dict[str, Entry] = {}
         for tensor in self._reader.tensors:
             name = _hub_name(tensor.name, self.where)
@@ -86,6 +81,18 @@ class GGUFFile:
             raise CheckpointError(f"{self.where} lacks the field {name}; expected a Llama model")
         return default
 
+    def _number(self, name: str, default: float | None = None) -> Any:
+        value = self._field(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self.where}: {name}={value!r}: expected a number")
+        return value
+
+    def _count(self, name: str, default: int | None = None) -> int:
+        value = self._number(name, default)
+        if not isinstance(value, int) or value < 1:
+            raise CheckpointError(f"{self.where}: {name}={value!r}: expected a count, 1 or more")
+        return value
+
     def _config(self) -> ModelConfig:
         kind = self._field("general.architecture")
         if kind != "llama":
@@ -103,31 +110,30 @@ class GGUFFile:
         embedding = next((t for t in self._reader.tensors if t.name == "token_embd.weight"), None)
         if embedding is None:
             raise CheckpointError(f"{self.where} lacks token_embd.weight; download it again")
-        heads = int(self._field("llama.attention.head_count"))
-        hidden, layers = self._field("llama.embedding_length"), self._field("llama.block_count")
+        heads = self._count("llama.attention.head_count")
+        hidden, layers = self._count("llama.embedding_length"), self._count("llama.block_count")
         ids = {
-            f"{end}_token_id": self._field(f"tokenizer.ggml.{end}_token_id", -1)
+            f"{end}_token_id": self._number(f"tokenizer.ggml.{end}_token_id", -1)
             for end in ("bos", "eos")
         }
-        pad = self._field("tokenizer.ggml.padding_token_id", -1)
-        return ModelConfig.model_validate(
-            {
-                "vocab_size": int(embedding.shape[1]),
-                "hidden_size": hidden,
-                "num_hidden_layers": layers,
-                "first_k_dense_replace": layers,
-                "intermediate_size": self._field("llama.feed_forward_length"),
-                "num_attention_heads": heads,
-                "num_key_value_heads": self._field("llama.attention.head_count_kv", heads),
-                "head_dim": self._field("llama.rope.dimension_count", hidden // heads),
-                "rms_norm_eps": self._field("llama.attention.layer_norm_rms_epsilon"),
-                "rope_theta": self._field("llama.rope.freq_base", 10000.0),
-                "max_position_embeddings": self._field("llama.context_length"),
-                "tie_word_embeddings": "output.weight" not in names,
-                **{name: value for name, value in ids.items() if value >= 0},
-                "pad_token_id": pad if pad >= 0 else None,
-            }
-        )
+        pad = self._number("tokenizer.ggml.padding_token_id", -1)
+        fields = {
+            "vocab_size": int(embedding.shape[-1]),
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "first_k_dense_replace": layers,
+            "intermediate_size": self._count("llama.feed_forward_length"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._count("llama.attention.head_count_kv", heads),
+            "head_dim": self._count("llama.rope.dimension_count", max(hidden // heads, 1)),
+            "rms_norm_eps": self._number("llama.attention.layer_norm_rms_epsilon"),
+            "rope_theta": self._number("llama.rope.freq_base", 10000.0),
+            "max_position_embeddings": self._count("llama.context_length"),
+            "tie_word_embeddings": "output.weight" not in names,
+            **{name: value for name, value in ids.items() if value >= 0},
+            "pad_token_id": pad if pad >= 0 else None,
+        }
+        return checked(fields, self.where)
 
 
 def _hub_name(name: str, where: str) -> str:

@@ -7,6 +7,7 @@ for what no other type describes: gqa with experts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint.sizes import check_fields
 from engine.model.config import ModelConfig
 
 OWN_TYPE = "parl_k25"
+K25_TYPE = "kimi_k25"
+CHAT_FORMAT = "chat_format"
+"""Our field of config.json: the type whose chat format the model speaks, where it is not its own.
+"""
 MLA_TYPES = ("kimi_k2", "deepseek_v3")
 TYPES = (*MLA_TYPES, "llama", OWN_TYPE)
 ARCHITECTURES = {
@@ -84,27 +90,47 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def from_hub(config: Mapping[str, Any]) -> ModelConfig:
-    """CheckpointError, naming the field, when the model is of a kind that we do not have."""
+def text_config(config: Mapping[str, Any], where: str = "config.json") -> Mapping[str, Any]:
+    """The part of a multimodal config that is about the text model; else the config itself."""
     inner = config.get("text_config") if "text_config" in config else config
     if not isinstance(inner, Mapping):
-        raise CheckpointError(f"text_config is a {type(inner).__name__}, expected an object")
+        raise CheckpointError(
+            f"{where}: text_config is a {type(inner).__name__}, expected an object"
+        )
+    return inner
+
+
+def kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a written config.json must still say though ModelConfig has no field for it: every end
+    of text where there are several, and the chat format of K2.5, whose text part alone is a
+    kimi_k2."""
+    inner = text_config(config)
+    extra: dict[str, Any] = {
+        name: inner[name]
+        for name in ("bos_token_id", "eos_token_id")
+        if isinstance(inner.get(name), list)
+    }
+    chat = K25_TYPE if config.get("model_type") == K25_TYPE else config.get(CHAT_FORMAT)
+    return extra if chat is None else {**extra, CHAT_FORMAT: chat}
+
+
+def from_hub(config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+    """CheckpointError, naming the field, when the model is of a kind that we do not have."""
+    inner = text_config(config, where)
     kind = inner.get("model_type")
     if kind not in TYPES:
         raise CheckpointError(
-            f"model_type={kind!r} is not supported; expected one of {', '.join(TYPES)} or a "
-            "text_config with one of these"
+            f"{where}: model_type={kind!r} is not supported; expected one of {', '.join(TYPES)} or "
+            "a text_config with one of these"
         )
-    _check_needed(inner, kind)
+    _check_needed(inner, kind, where)
     if inner.get("mlp_bias"):
-        raise CheckpointError("mlp_bias=true is not supported; expected a model without biases")
+        raise CheckpointError(
+            f"{where}: mlp_bias=true is not supported; expected a model without biases"
+        )
     fields = {name: inner[name] for name in _SHARED if inner.get(name) is not None}
-    # some models list several ends of text; the engine gets its stop ids from the chat template
-    for name in ("bos_token_id", "eos_token_id"):
-        if isinstance(fields.get(name), list):
-            fields[name] = fields[name][0] if fields[name] else None
     fields.setdefault("num_key_value_heads", inner.get("num_attention_heads"))
-    fields.update(_rope(inner))
+    fields.update(_rope(inner, where))
     if kind == "llama":
         fields["first_k_dense_replace"] = inner.get("num_hidden_layers")
     else:
@@ -114,17 +140,30 @@ def from_hub(config: Mapping[str, Any]) -> ModelConfig:
         fields.setdefault("rope_interleave", inner.get("rope_interleave", True))
         fields["attention"] = {"kind": "mla"}
     else:
-        heads = inner.get("num_attention_heads") or 1
-        fields["head_dim"] = inner.get("head_dim") or inner.get("hidden_size", 0) // heads
+        heads = inner["num_attention_heads"] or 1
+        given = inner.get("head_dim")
+        fields["head_dim"] = inner["hidden_size"] // heads if given is None else given
+    return checked(fields, where)
+
+
+def checked(fields: dict[str, Any], where: str) -> ModelConfig:
+    """CheckpointError names ``where``, the field and its value."""
+    check_fields(fields, where)
+    # some models list several ends of text; the engine gets its stop ids from the chat template
+    for name in ("bos_token_id", "eos_token_id"):
+        if isinstance(fields.get(name), list):
+            fields[name] = fields[name][0] if fields[name] else None
     try:
         return ModelConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "config"
-        raise CheckpointError(f"config.json: {where}: {first['msg']}") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        name = ".".join(map(str, first["loc"]))
+        field = f"{name}={first['input']!r}: " if name else ""
+        raise CheckpointError(f"{where}: {field}{reason}") from error
 
 
-def _check_needed(config: Mapping[str, Any], kind: str) -> None:
+def _check_needed(config: Mapping[str, Any], kind: str, where: str) -> None:
     """No default stands in for a field that decides what the model computes: the types disagree
     about theirs, and a converted checkpoint would keep the wrong one."""
     names = [*_NEEDED, *(() if kind == "llama" else _NEEDED_MOE)]
@@ -133,30 +172,33 @@ def _check_needed(config: Mapping[str, Any], kind: str) -> None:
         value = config.get(name)
         if value is None:
             raise CheckpointError(
-                f"config.json has no {name}, which {kind} needs; download the file again"
+                f"{where} has no {name}, which {kind} needs; download the file again"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"config.json: {name}={value!r}: expected a number")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (isinstance(value, float) and not math.isfinite(value)):
+            raise CheckpointError(f"{where}: {name}={value!r}: expected a number")
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Old configs have rope_theta and rope_scaling, transformers 5 writes rope_parameters."""
     rope: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping):
-            raise CheckpointError(f"config.json: {name}={given!r}: expected an object")
+            raise CheckpointError(f"{where}: {name}={given!r}: expected an object")
         rope.update(given)
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     if kind != "yarn":
-        raise CheckpointError(f"rope type {kind!r} is not supported; expected default or yarn")
+        raise CheckpointError(
+            f"{where}: rope type {kind!r} is not supported; expected default or yarn"
+        )
     if rope.get("attention_factor") is not None or rope.get("truncate") is False:
         raise CheckpointError(
-            "yarn with attention_factor or truncate=false is not supported; K2 and DeepSeek-V3 "
-            "checkpoints have neither"
+            f"{where}: yarn with attention_factor or truncate=false is not supported; K2 and "
+            "DeepSeek-V3 checkpoints have neither"
         )
     known = "factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim"
     yarn = {name: rope[name] for name in known.split() if rope.get(name) is not None}

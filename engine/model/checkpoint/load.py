@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from engine.model.checkpoint import hub_config
 from engine.model.checkpoint.gguf import GGUFFile
 from engine.model.checkpoint.names import hub_shapes, is_skipped, pieces
 from engine.model.checkpoint.quantised import FP8_BLOCK, Dequantised
+from engine.model.checkpoint.sizes import check_extent
 from engine.model.checkpoint.source import SafetensorsFolder, TensorSource, read_finite
 from engine.model.config import ModelConfig
 from engine.model.model import PolicyModel
@@ -29,26 +30,36 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, TensorSource]:
     if path.suffix == ".gguf":
         file = GGUFFile(path)
         return file.config, file
-    raw = hub_config.read_config(path)
-    return hub_config.from_hub(raw), Dequantised(SafetensorsFolder(path), _fp8_block(raw))
+    raw, where = hub_config.read_config(path), str(path / "config.json")
+    config = hub_config.from_hub(raw, where)
+    return config, Dequantised(SafetensorsFolder(path), _fp8_block(raw, where))
 
 
-def _fp8_block(raw: Mapping[str, object]) -> int:
+def quantisation(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """quantization_config of config.json, which multimodal models keep in their text_config."""
+    given = hub_config.text_config(raw).get("quantization_config") or raw.get("quantization_config")
+    return given if isinstance(given, Mapping) else None
+
+
+def _fp8_block(raw: Mapping[str, Any], where: str) -> int:
     """CheckpointError for a quantisation that we cannot undo."""
-    inner = raw.get("text_config", raw)
-    given = inner.get("quantization_config") if isinstance(inner, Mapping) else None
-    given = given or raw.get("quantization_config")
-    if not isinstance(given, Mapping):
+    given = quantisation(raw)
+    if given is None:
         return FP8_BLOCK
     method, layout = given.get("quant_method"), given.get("format")
     if method == "compressed-tensors" and layout == "pack-quantized":
         return FP8_BLOCK
     block = given.get("weight_block_size", [FP8_BLOCK, FP8_BLOCK])
-    if method == "fp8" and isinstance(block, list) and len(set(block)) == 1:
-        return int(block[0])
+    if method == "fp8":
+        sizes = block if isinstance(block, list) and len(block) == 2 else [0, 0]
+        if type(sizes[0]) is int and sizes[0] == sizes[1] > 0:
+            return sizes[0]
+        raise CheckpointError(
+            f"{where}: weight_block_size={block!r}: expected two equal numbers, such as [128, 128]"
+        )
     raise CheckpointError(
-        f"quant_method={method!r} format={layout!r} is not supported; expected compressed-tensors "
-        "pack-quantized (INT4) or fp8 with square blocks"
+        f"{where}: quant_method={method!r} format={layout!r} is not supported; expected "
+        "compressed-tensors pack-quantized (INT4) or fp8 with square blocks"
     )
 
 
@@ -67,6 +78,7 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_names(config: ModelConfig, source: TensorSource) -> PolicyModel:
     """The model on the meta device, after its tensors were found in the source by name and shape;
     CheckpointError names the first that is missing, unknown or of another shape."""
+    check_extent(config, source)
     with torch.device("meta"):
         model = PolicyModel(config, seed=None)
     wanted = hub_shapes({name: tuple(t.shape) for name, t in model.state_dict().items()})

@@ -83,16 +83,27 @@ class Dequantised:
                     "checkpoint is incomplete"
                 )
         packed, scale = source.entries[stem + _PACKED], source.entries[stem + _SCALE]
-        rows, columns = (int(size) for size in source.entries[stem + _SHAPE].read())
+        shape = source.entries[stem + _SHAPE]
+        if shape.shape != (2,) or not shape.stored.startswith(("I", "U")):
+            raise CheckpointError(
+                f"{source.where}: {stem}{_SHAPE} is {list(shape.shape)} of {shape.stored}; "
+                "expected two integers, rows and columns"
+            )
+        rows, columns = (int(size) for size in shape.read())
         words = (rows, -(-columns // 8))
         good_scale = (
-            len(scale.shape) == 2 and scale.shape[0] == rows and columns % scale.shape[1] == 0
+            len(scale.shape) == 2
+            and scale.shape[0] == rows
+            and 0 < scale.shape[1] <= columns
+            and columns % scale.shape[1] == 0
+            and scale.stored in ("BF16", "F16", "F32")
+            and packed.stored == "I32"
         )
         if packed.shape != words or not good_scale:
             raise CheckpointError(
-                f"{source.where}: {stem}{_PACKED} {packed.shape} with scales {scale.shape} does "
-                f"not hold {rows} x {columns} 4-bit values; expected {words} words and one scale "
-                "a row and group"
+                f"{source.where}: {stem}{_PACKED} {packed.shape} of {packed.stored} with scales "
+                f"{scale.shape} of {scale.stored} does not hold {rows} x {columns} 4-bit values; "
+                f"expected {words} words of I32 and one scale a row and group"
             )
         return Entry(
             (rows, columns),
@@ -103,9 +114,10 @@ class Dequantised:
     def _fp8(self, source: TensorSource, name: str) -> Entry:
         weight, scale = source.entries[name], source.entries[f"{name}_scale_inv"]
         blocks = tuple(-(-size // self._block) for size in weight.shape)
-        if scale.shape != blocks:
+        if len(blocks) != 2 or scale.shape != blocks or scale.stored not in ("F32", "BF16"):
             raise CheckpointError(
-                f"{source.where}: {name}_scale_inv is {scale.shape}, expected {blocks}: one "
+                f"{source.where}: {name}_scale_inv is {scale.shape} of {scale.stored}, expected "
+                f"{blocks} of F32: one "
                 f"number for each {self._block} x {self._block} block of {weight.shape}"
             )
         read = weight.read

@@ -69,7 +69,9 @@ class SafetensorsFolder:
             return dict.fromkeys(names)
         try:
             weight_map = json.loads(index.read_text())["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{index}: {error.strerror}; download it again") from error
+        except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{index} has no weight_map; download it again") from error
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: weight_map is no object with tensors; download again")
@@ -110,7 +112,7 @@ class SafetensorsFolder:
                 self._open = (shard, safe_open(path, framework="pt"))
             except FileNotFoundError as error:
                 raise CheckpointError(f"{path} is missing; download it again") from error
-            except SafetensorError as error:
+            except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} is damaged ({error}); download it again") from error
         return self._open[1]
 

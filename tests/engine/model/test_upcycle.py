@@ -71,6 +71,7 @@ def test_it_trains():
     [
         ({"num_experts": 2, "top_k": 3}, "top_k=3 of 2 experts"),
         ({"num_experts": 4, "top_k": 2, "shared": 1.0}, "shared=1.0"),
+        ({"num_experts": 10**7, "top_k": 2}, "10000000 experts in a layer, expected at most"),
         ({"num_experts": 4, "top_k": 2, "num_dense_layers": 3}, "no layer would get experts"),
     ],
 )
@@ -80,3 +81,11 @@ def test_numbers_that_do_not_fit(options: dict[str, float], words: str):
         upcycle(make_model(DENSE), **options)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="has 2 expert layers already"):
         upcycle(make_model(MODEL), 4, 2)
+
+
+def test_a_model_that_the_memory_cannot_hold():
+    """Refused before it is built: 60,000 experts of 6 M parameters."""
+    wide = {"hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 8}
+    dense = make_model(DENSE.model_copy(update={**wide, "num_hidden_layers": 1}))
+    with pytest.raises(CheckpointError, match="GiB of memory are available: take fewer experts"):
+        upcycle(dense, 60_000, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,20 @@ def test_bad_tensors_are_named(change: Any, words: str, tmp_path: Path):
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq'"),
         ({"scoring_func": "softmax"}, "scoring_func"),
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn': expected an object"),
+        ({"hidden_size": 1e30}, r"model/config.json: hidden_size=1e\+30: expected at most"),
+        ({"num_hidden_layers": 3_000_000}, "num_hidden_layers=3000000: expected at most 1024"),
+        ({"num_hidden_layers": 1000}, "num_hidden_layers=1000, .* they have 3 layers"),
+        ({"n_routed_experts": 10**9}, "n_routed_experts=1000000000: expected at most 65536"),
+        ({"n_routed_experts": 60_000}, "n_routed_experts=60000, .* they have 5 experts"),
+        ({"vocab_size": 10**7}, r"embed_tokens.weight is \[83, 48\], .*\[10000000, 48\]"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings=1000000000000: expected"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps=inf: expected a number"),
+        ({"rope_theta": 1.0}, "rope_theta=1.0: expected more than 1"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan: expected a finite number"),
+        ({"eos_token_id": 83}, "eos_token_id=83 is outside the vocabulary of 83"),
+        ({"eos_token_id": [5, -1]}, "eos_token_id=-1 is outside the vocabulary"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0: Input should be greater"),
+        ({"hidden_size": 10**400}, "hidden_size=1000"),
     ],
 )
 def test_other_kinds_of_models_are_named(fields: dict[str, Any], words: str, tmp_path: Path):
@@ -198,6 +213,14 @@ def test_other_kinds_of_models_are_named(fields: dict[str, Any], words: str, tmp
             ),
             "weight_map is no object",
         ),
+        (lambda folder: (folder / "model.safetensors.index.json").mkdir(), "Is a directory"),
+        (
+            lambda folder: (
+                (folder / "model.safetensors").unlink(),
+                (folder / "model.safetensors").mkdir(),
+            ),
+            "model.safetensors is damaged",
+        ),
     ],
 )
 def test_damaged_folders_are_named(damage: Any, words: str, tmp_path: Path):
@@ -218,7 +241,57 @@ def test_a_folder_is_not_overwritten_and_nan_is_not_saved(tmp_path: Path):
         model.norm.weight[3] = torch.inf
     with pytest.raises(CheckpointError, match=r"model.norm.weight holds NaN or infinity"):
         save_model(model, tmp_path / "bad")
-    assert not (tmp_path / "bad/config.json").exists()
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path):
+    """Files larger than the process may write: one line, and the folders are as before."""
+    (tmp_path / "there").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        for target in (tmp_path / "there", tmp_path / "a/new/one"):
+            with pytest.raises(CheckpointError, match=f"{target}: .*; nothing was kept"):
+                save_model(make_model(), target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_what_belongs_to_the_model_comes_first(tmp_path: Path):
+    """A tokenizer that cannot be copied costs no hour of writing, and leaves nothing."""
+
+    def fails(folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(CheckpointError, match="Permission denied; nothing was kept"):
+        save_model(make_model(), tmp_path / "new", beside=fails)
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_of_others_stay(tmp_path: Path):
+    """Into a folder with notes, and after a failure there."""
+    (tmp_path / "notes.txt").write_text("mine")
+    model = make_model()
+    with torch.no_grad():
+        model.norm.weight[3] = torch.nan
+    with pytest.raises(CheckpointError, match=r"norm\.weight holds NaN"):
+        save_model(model, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    save_model(make_model(), tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert same(load_model(tmp_path), make_model())
+
+
+def test_a_gqa_head_of_no_size(tmp_path: Path):
+    """0 is a wrong number, not a missing one."""
+    folder = folder_of(tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"head_dim": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"config\.json: head_dim=0: Input should be greater"):
+        load_model(folder)
 
 
 def test_convert_streams(tmp_path: Path):

@@ -163,3 +163,44 @@ def test_incomplete_packs_are_named(kind: str, change: Any, words: str, tmp_path
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=words):
         load_model(folder)
+
+
+def replaced(suffix: str, tensor: Tensor) -> Any:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[next(name for name in tensors if name.endswith(suffix))] = tensor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (replaced("weight_shape", torch.tensor([32])), r"weight_shape is \[1\] of I64"),
+        (replaced("weight_shape", torch.tensor([32.0, 48.0])), "weight_shape is .* of F32"),
+        (replaced("weight_shape", torch.tensor([-32, 48])), "does not hold -32 x 48"),
+        (replaced("weight_shape", torch.tensor([2**60, 2**60])), "does not hold"),
+        (replaced("weight_scale", torch.zeros(32, 0)), "does not hold"),
+        (replaced("weight_scale", torch.zeros(32)), "does not hold"),
+        (replaced("weight_scale", torch.zeros(32, 3, dtype=torch.int64)), "of I64 does not hold"),
+        (replaced("weight_packed", torch.zeros(32, 6)), "of F32 with"),
+    ],
+)
+def test_malformed_packs_are_named(change: Any, words: str, tmp_path: Path):
+    """Shapes and kinds that no packer writes."""
+    folder, _ = quantised_folder(tmp_path, "int4")
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("block", [[0, 0], ["128", "128"], [16, 32], [], 16, [-1, -1]])
+def test_blocks_that_are_none(block: Any, tmp_path: Path):
+    """The value and what was expected."""
+    folder, _ = quantised_folder(tmp_path, "fp8")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = block
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="expected two equal numbers"):
+        load_model(folder)
