@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--skew", type=float, default=0.6)
     options = parser.parse_args()
+    sys.stdout.write("two lines follow; each takes about half a minute of one core\n")
+    sys.stdout.flush()
     for centred in (False, True):
         found = measure(hidden=options.hidden, skew=options.skew, centred=centred)
         name = "centred" if centred else "plain"
@@ -117,6 +119,7 @@ def main() -> None:
             f"mean bias {found.bias_mean:+.4f}, alarms {found.alarms_before} -> "
             f"{found.alarms_after}\n"
         )
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -163,6 +163,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     shape = Shape(num_tokens=options.tokens, hidden=options.hidden, width=options.width)
+    sys.stdout.write("the table comes at the end; the default shape takes a minute of one core\n")
+    sys.stdout.flush()
     sys.stdout.write(report(shape, measure(shape, options.repeats)) + "\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from engine.light.engine import LightEngine
 
 LEAVE = ("/exit", "/quit")
+AFRESH = "/new"
+INTERRUPTED = 130
 BLOCK = 32
 
 
@@ -43,7 +46,7 @@ def chat(
 ) -> None:
     """Talk to a model on this machine's CPU, in 32-bit floats (a model of 135 M takes 1.5 GB).
 
-    Lines are messages; /exit or the end of input leaves.
+    Lines are messages; /new begins a new dialogue, /exit or the end of input leaves.
     """
     from engine.chat.conversation import Conversation, Manner
     from engine.errors import CapacityError
@@ -51,14 +54,29 @@ def chat(
 
     if not model.exists():
         raise ConfigError(f"--model {model} does not exist; expected a model folder or .gguf file")
+    if not math.isfinite(temperature):
+        raise ConfigError(f"--temperature {temperature}: expected a finite number, 0 or more")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"--top-p {top_p}: expected more than 0, at most 1")
     manner = Manner(system, max_tokens, temperature, top_p, seed)
     renderer, engine = _load(model, thinking, context)
+    conversation = Conversation(engine, renderer, manner)
+    room = engine.config.max_context
     try:
-        asyncio.run(_talk(Conversation(engine, renderer, manner), prompt))
+        with asyncio.Runner() as runner:
+            if prompt is None:
+                _talk(runner, conversation, room)
+            else:
+                runner.run(_answer(conversation, prompt))
+    except KeyboardInterrupt:
+        if sys.stdin.isatty():
+            typer.echo()
+        typer.echo("parl: interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     except CapacityError as error:
         raise CapacityError(
-            f"the dialogue has no room left in {engine.config.max_context} tokens; begin a new one "
-            "or give --context (the model's own limit may be lower)"
+            f"the dialogue has no room left in {room} tokens; give a shorter --prompt or --context "
+            "(the model's own limit may be lower)"
         ) from error
     finally:
         engine.close()
@@ -94,18 +112,27 @@ def _load(model: Path, thinking: bool, context: int) -> tuple[Renderer, LightEng
     return renderer, LightEngine(config, settings, fetch_weights=lambda version: weights)
 
 
-async def _talk(conversation: Conversation, prompt: str | None) -> None:
-    if prompt is not None:
-        await _answer(conversation, prompt)
-        return
+def _talk(runner: asyncio.Runner, conversation: Conversation, room: int) -> None:
+    """A line at a time. Read in the main thread, where Ctrl-C ends the reading at once."""
+    from engine.errors import CapacityError
+
     asks = "> " if sys.stdin.isatty() else ""
     while True:
         typer.echo(asks, nl=False)
-        line = await asyncio.to_thread(sys.stdin.readline)
+        line = sys.stdin.readline()
         if not line or line.strip() in LEAVE:
             return
-        if line.strip():
-            await _answer(conversation, line.rstrip("\n"))
+        if line.strip() == AFRESH:
+            runner.run(conversation.close())
+        elif line.strip():
+            try:
+                runner.run(_answer(conversation, line.rstrip("\n")))
+            except CapacityError:
+                typer.echo(
+                    f"\nno room left in {room} tokens: shorten the message, or {AFRESH} begins a "
+                    "new dialogue (--context gives more room, up to the model's own limit)",
+                    err=True,
+                )
 
 
 async def _answer(conversation: Conversation, text: str) -> None:

@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from parl.cli.model_files import bring_tokenizer, kept_fields, require_empty
+
 if TYPE_CHECKING:
     from engine.model.config import ModelConfig
-
-TOKENIZER_FILES = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tiktoken.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-]
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -38,7 +29,9 @@ def info(
     model: Annotated[
         str, typer.Argument(help="Hub folder, .gguf file, or kimi-k2.5, kimi-k2-0905, demo ...")
     ],
-    context: Annotated[int, typer.Option(help="Tokens before the one whose work is told.")] = 4096,
+    context: Annotated[
+        int, typer.Option(help="Tokens before the one whose work is told.", min=0)
+    ] = 4096,
 ) -> None:
     """Shape, parameters, work and cache of a model. Reads no tensors."""
     from engine.model.account import account
@@ -81,8 +74,9 @@ def convert(
     from engine.model.checkpoint.load import DTYPES, open_checkpoint
     from engine.model.checkpoint.save import convert as run
 
-    _require_empty(target)
+    require_empty(target)
     config, tensors = open_checkpoint(source)
+    notes: list[str] = []
     written = run(
         config,
         tensors,
@@ -90,10 +84,13 @@ def convert(
         dtype=DTYPES[dtype.value],
         model_type=model_type or None,
         max_shard_bytes=int(shard_gib * 1024**3),
+        extra=kept_fields(source),
+        beside=lambda folder: notes.extend(bring_tokenizer(source, folder)),
     )
-    _bring_tokenizer(source, target)
     size = sum(path.stat().st_size for path in written)
     typer.echo(f"wrote {len(written)} files, {size / 1024**2:.1f} MiB, to {target}")
+    for note in notes:
+        typer.echo(note)
 
 
 @app.command("verify")
@@ -123,7 +120,9 @@ def verify(
         _broken(f"{source}: logits of {length} random tokens are not finite; the weights overflow")
     typer.echo(f"logits of {length} random tokens are finite, largest {logits.abs().max():.2f}")
     if reference:
-        difference = float((logits - _reference_logits(source, ids)).abs().max())
+        from engine.model.checkpoint.reference import reference_logits
+
+        difference = float((logits - reference_logits(source, ids)).abs().max())
         typer.echo(f"largest difference from transformers {difference:.1e}")
         if difference > 1e-4 * max(1.0, float(logits.abs().max()) / 4):
             _broken(f"{source}: logits differ from transformers' by {difference:.1e}")
@@ -138,7 +137,7 @@ def upcycle(
     shared: Annotated[float, typer.Option(help="Share of the output of a shared expert.")] = 0.0,
     dense_layers: Annotated[int, typer.Option(help="First layers that stay dense.", min=0)] = 0,
     noise: Annotated[float, typer.Option(help="Noise of the copies, in their spread.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of router and noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of router and noise.", min=0)] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Of the new tensors.")] = Dtype.float32,
 ) -> None:
     """Turn a dense model into a mixture of experts with the same logits (noise 0)."""
@@ -147,7 +146,7 @@ def upcycle(
     from engine.model.model import count_parameters
     from engine.model.upcycle import upcycle as run
 
-    _require_empty(target)
+    require_empty(target)
     dense = load_model(source, dtype=DTYPES[dtype.value])
     model = run(
         dense,
@@ -158,78 +157,46 @@ def upcycle(
         noise=noise,
         seed=seed,
     )
-    save_model(model, target)
-    _bring_tokenizer(source, target)
+    notes: list[str] = []
+    save_model(
+        model,
+        target,
+        extra=kept_fields(source),
+        beside=lambda folder: notes.extend(bring_tokenizer(source, folder)),
+    )
     typer.echo(
         f"{_count(count_parameters(dense))} dense -> {_count(count_parameters(model))} in "
         f"{model.config.num_moe_layers} expert layers, {experts} of which {top_k}; wrote {target}"
     )
-
-
-def _bring_tokenizer(source: Path, target: Path) -> None:
-    """Whatever chats with the source can chat with the target."""
-    import json
-    import shutil
-
-    if source.suffix == ".gguf":
-        from engine.chat.gguf_vocab import read_metadata, tokenizer_json
-
-        metadata = read_metadata(source)
-        (target / "tokenizer.json").write_text(json.dumps(tokenizer_json(metadata)))
-        template = metadata.get("tokenizer.chat_template")
-        if template:
-            (target / "chat_template.jinja").write_text(str(template))
-        return
-    for path in source.iterdir():
-        if path.name in TOKENIZER_FILES:
-            shutil.copyfile(path, target / path.name)
+    for note in notes:
+        typer.echo(note)
 
 
 def _config_of(model: str) -> tuple[ModelConfig, str]:
-    """(config, "BF16 x 12, INT4 x 300"); the second is empty for a preset."""
+    """(config, "BF16 x 12, INT4 x 300"); the second is empty where there are no tensors."""
+    import difflib
     from collections import Counter
 
+    from engine.errors import CheckpointError
+    from engine.model.checkpoint.hub_config import from_hub, read_config
     from engine.model.checkpoint.load import open_checkpoint
     from engine.model.presets import PRESETS
 
     if model in PRESETS:
         return PRESETS[model](), ""
-    config, source = open_checkpoint(Path(model))
+    path = Path(model)
+    if not path.exists():
+        near = difflib.get_close_matches(model.lower(), PRESETS, 1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise CheckpointError(
+            f"{model}: No such file or folder, and no preset; expected a hub folder, a .gguf file "
+            f"or one of {', '.join(PRESETS)}{guess}"
+        )
+    if path.is_dir() and not any(path.glob("*.safetensors*")):
+        return from_hub(read_config(path), str(path / "config.json")), ""
+    config, source = open_checkpoint(path)
     kinds = Counter(entry.stored for entry in source.entries.values())
     return config, ", ".join(f"{kind} x {count}" for kind, count in kinds.most_common())
-
-
-def _require_empty(target: Path) -> None:
-    """CheckpointError before anything is read: a folder with files is somebody's."""
-    from engine.errors import CheckpointError
-
-    try:
-        held = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    except OSError as error:
-        raise CheckpointError(
-            f"{target}: {error.strerror}; expected a new or empty folder that we may write"
-        ) from error
-    if held:
-        raise CheckpointError(f"{target} is not empty ({held[0]}); give a new or empty folder")
-
-
-def _reference_logits(source: Path, ids):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from engine.errors import CheckpointError
-    from engine.model.checkpoint.hub_config import OWN_TYPE, read_config
-
-    if source.suffix != ".gguf" and read_config(source).get("model_type") == OWN_TYPE:
-        raise CheckpointError(
-            f"{source}: transformers has no model of type {OWN_TYPE} to compare with; leave out "
-            "--reference, or verify the checkpoint this one was made from"
-        )
-    options = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
-    folder = source.parent if options else source
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    with torch.no_grad():
-        return theirs.eval()(ids).logits
 
 
 def _broken(message: str) -> NoReturn:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -68,6 +71,9 @@ def test_lines_are_messages(folder, capsys, monkeypatch):
         (["--model", "/nonexistent"], 2, "does not exist"),
         (["--temperature", "-1"], 2, "temperature"),
         (["--top-p", "1.5"], 2, "top-p"),
+        (["--top-p", "0"], 2, "--top-p 0.0: expected more than 0"),
+        (["--top-p", "nan"], 2, "--top-p"),
+        (["--temperature", "inf"], 2, "--temperature inf: expected a finite number"),
         (["--prompt", "x" * 400], 1, "no room left in 256 tokens"),
     ],
 )
@@ -77,6 +83,38 @@ def test_refusals_are_one_line(folder, words, code, reason, capsys):
     err = capsys.readouterr().err
     assert reason in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_line_without_room_does_not_end_the_dialogue(folder, capsys, monkeypatch):
+    """Too long, or one more than fits; /new begins again and answers as at first."""
+    words = ["chat", "--model", str(folder), "--max-tokens", "6"]
+    alone = said([*words, "--prompt", "hi"], capsys)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'x' * 400}\nhi\n/new\nhi\n"))
+    assert cli.run(words) == 0
+    out, err = capsys.readouterr()
+    assert out == alone * 2
+    assert err.strip().startswith("no room left in 256 tokens: shorten the message, or /new")
+
+
+class Idle:
+    """A terminal at which nobody types: Ctrl-C comes while a line is read."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def readline(self) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+        return ""
+
+
+def test_an_interrupt_at_the_prompt_leaves_at_once(folder, capsys, monkeypatch):
+    """Exit code 130, without another key."""
+    monkeypatch.setattr(sys, "stdin", Idle())
+    begin = time.monotonic()
+    assert cli.run(["chat", "--model", str(folder)]) == 130
+    assert time.monotonic() - begin < 30
+    assert capsys.readouterr().err == "parl: interrupted\n"
 
 
 def test_a_tokenizer_of_another_model(folder, tmp_path, capsys):

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from engine.chat.kimi import K2Renderer, K25Renderer
+from engine.chat.load import load_renderer
 from engine.model.checkpoint.load import load_model
 from engine.model.checkpoint.save import save_model
 from parl.cli.main import run
+from tests.engine.chat.dialogues import SMALL_RANKS
+from tests.engine.model.checkpoint.test_gguf import write_gguf
+from tests.engine.model.checkpoint.test_quantised import quantised_folder
+from tests.engine.model.hub import k25_folder, llama, released_folder, saved
 from tests.engine.tiny import MLA, MODEL, make_model
 
 DENSE = MODEL.model_copy(update={"first_k_dense_replace": 3})
@@ -93,7 +99,10 @@ def test_upcycle(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["info", "nowhere"], "nowhere/config.json: No such file"),
+        (["info", "nowhere"], "no preset; expected a hub folder, a .gguf file or one of kimi-k2.5"),
+        (["info", "kimi-k25"], "did you mean kimi-k2.5?"),
+        (["info", "demo", "--context", "-5"], "--context"),
+        (["upcycle", "nowhere", "out", "--seed", "-1"], "--seed"),
         (["verify", "nowhere"], "expected a hub folder"),
         (["upcycle", "nowhere", "out", "--experts", "2", "--top-k", "3"], "No such file"),
         (["convert", "x.gguf", "out"], "x.gguf is not a readable GGUF file"),
@@ -111,3 +120,73 @@ def test_errors_are_one_line(
     assert run(["model", *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_info_needs_no_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """config.json alone is enough."""
+    folder = released_folder(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    assert run(["model", "info", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "mla, 3 layers of 48" in text and "stored as" not in text
+
+
+@pytest.mark.parametrize("kind", ["kimi_k2", "kimi_k25", "llama", "int4", "fp8"])
+def test_the_reference_of_what_transformers_cannot_read(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Compared with DeepseekV3 or Llama, from tensors that were all found; YaRN included."""
+    if kind == "kimi_k2":
+        folder = released_folder(tmp_path / "m")
+    elif kind == "kimi_k25":
+        folder = k25_folder(tmp_path / "m")
+    elif kind == "llama":
+        folder = saved(llama(), tmp_path / "m")
+    else:
+        folder, _ = quantised_folder(tmp_path, kind)
+    assert run(["model", "verify", str(folder), "--reference"]) == 0, capsys.readouterr().err
+    assert "largest difference from transformers" in capsys.readouterr().out
+
+
+def test_a_converted_k25_keeps_its_chat_format(tmp_path: Path):
+    """Its text part is a kimi_k2, which K2 is too; and after another conversion."""
+    folder = k25_folder(tmp_path / "m")
+    (folder / "tiktoken.model").write_bytes(SMALL_RANKS.read_bytes())
+    assert isinstance(load_renderer(folder), K25Renderer)
+    for source, target in (("m", "one"), ("one", "two")):
+        words = ["convert", str(tmp_path / source), str(tmp_path / target)]
+        assert run(["model", *words]) == 0
+        assert isinstance(load_renderer(tmp_path / target), K25Renderer)
+    plain = released_folder(tmp_path / "k2")
+    (plain / "tiktoken.model").write_bytes(SMALL_RANKS.read_bytes())
+    assert isinstance(load_renderer(plain), K2Renderer)
+
+
+def test_every_end_of_text_is_kept(tmp_path: Path):
+    """convert writes the list again."""
+    folder = released_folder(tmp_path / "m", eos_token_id=[82, 81])
+    assert run(["model", "convert", str(folder), str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == [82, 81]
+
+
+def test_a_gguf_whose_vocabulary_we_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The model is written, and the user is told what it lacks."""
+    path = write_gguf(tmp_path / "m.gguf")
+    for verb in ("convert", "upcycle"):
+        assert run(["model", verb, str(path), str(tmp_path / verb)]) == 0
+        assert "without a tokenizer: this GGUF has a 'llama' vocab" in capsys.readouterr().out
+        assert load_model(tmp_path / verb).config.vocab_size == 10
+        assert not (tmp_path / verb / "tokenizer.json").exists()
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A tokenizer that cannot be copied is found before the tensors are written."""
+    folder = released_folder(tmp_path / "m")
+    (folder / "tokenizer.json").mkdir()
+    (folder / "tokenizer.json/inside").write_text("")
+    assert run(["model", "convert", str(folder), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "Is a directory; nothing was kept" in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
