@@ -14,7 +14,7 @@ from sandbox.check.answers import number_mutants, offered_answers, text_mutants,
 from sandbox.check.arguments import try_arguments
 from sandbox.check.clock import run_clock
 from sandbox.check.effects import run_effects
-from sandbox.check.episodes import Stage, open_stage
+from sandbox.check.episodes import Played, Stage, open_stage
 from sandbox.check.findings import Step
 from sandbox.check.hidden import solution_without_reading, try_hidden
 from sandbox.check.leaks import run_leaks
@@ -46,18 +46,18 @@ async def part_of(name: str, subject: Subject) -> Step:
             return await run_clock(stage, at, DAYS, case.oracle, False)
     probe = probe_bundle(subject.bundle)
     spec = probe_spec(case.spec, probe)
-    texts: list[tuple[str, ...]] = []
+    runs: list[Played] = []
     for _ in range(2 if name == "world" else 1):
         async with open_stage(spec, probe, SandboxConfig(), MemoryLeases()) as stage:
             if name == "world":
-                played = await stage.play(spec, case.oracle)
-                texts.append(tuple(seen.text for seen in played.observations))
+                runs.append(await stage.play(spec, case.oracle))
                 continue
             written = await written_by(stage, spec, case.oracle)
             assert written.problem is None
             step = await _in_probe(name, stage, spec, subject, written)
-    if name == "world":
-        other_process(played.observations, texts[0], True, step)
+    if runs:
+        texts = [seen.text for seen in runs[1].observations]
+        other_process(runs[0].observations, texts, True, step)
     return step
 
 
