@@ -65,6 +65,9 @@ _MOE = [
     "aux_loss_alpha",
     "num_nextn_predict_layers",
 ]
+ATTENTION = "parl_attention"
+"""Our own key of config.json: how a policy that was trained with hybrid attention reads."""
+_HYBRID = ["mode", "hot", "profile", "hybrid"]
 _MLA = ["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
 
 _NEEDED = ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"]
@@ -140,9 +143,14 @@ def from_hub(config: Mapping[str, Any], where: str = "config.json") -> ModelConf
         fields.setdefault("rope_interleave", inner.get("rope_interleave", True))
         fields["attention"] = {"kind": "mla"}
     else:
+        fields["attention"] = {}
         heads = inner["num_attention_heads"] or 1
         given = inner.get("head_dim")
         fields["head_dim"] = inner["hidden_size"] // heads if given is None else given
+    hybrid = inner.get(ATTENTION, {})
+    if not isinstance(hybrid, Mapping):
+        raise CheckpointError(f"{where}: {ATTENTION}={hybrid!r}: expected an object")
+    fields["attention"] |= hybrid
     return checked(fields, where)
 
 
@@ -236,6 +244,9 @@ def to_hub(config: ModelConfig, model_type: str | None = None) -> dict[str, Any]
         hub["mlp_bias"] = False
     if config.is_mla:
         hub["rope_interleave"] = config.rope_interleave
+    if config.attention.mode == "hybrid":
+        # other software reads the weights with full attention, which they came from or near
+        hub[ATTENTION] = {name: values["attention"][name] for name in _HYBRID}
     if config.rope_scaling is not None:
         hub["rope_scaling"] = {"type": "yarn", **values["rope_scaling"]}
     return hub

@@ -338,6 +338,18 @@ def test_devices(tmp_path: Path):
         load_model(folder, device_map={"embed_tokens": "cpu"})
 
 
+def test_hybrid_attention_is_kept(tmp_path: Path):
+    """A policy trained to read that way would otherwise come back reading everything."""
+    hybrid = {"mode": "hybrid", "hot": 64, "hybrid": {"window": 32, "topk": 4}}
+    config = ModelConfig.model_validate(MODEL.model_dump() | {"attention": hybrid})
+    folder = folder_of(tmp_path, config)
+    assert load_model(folder).config.attention == config.attention
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"parl_attention": "hybrid"}))
+    with pytest.raises(CheckpointError, match="parl_attention='hybrid': expected an object"):
+        load_model(folder)
+
+
 def test_a_second_head_of_a_tied_model(tmp_path: Path):
     """The same matrix is a copy; another one would be lost."""
     tied = MODEL.model_copy(update={"tie_word_embeddings": True})
