@@ -63,7 +63,7 @@ def paraphrase_set(seed: int = 0, num_distractors: int = 400) -> ParaphraseSet:
     draw = random.Random(seed)
     facts: list[tuple[Language, dict[str, Any]]] = []
     for language in LANGUAGES:
-        facts += [(language, fact) for fact in _read(f"paraphrases_{language}.toml")["fact"]]
+        facts.extend((language, fact) for fact in _read(f"paraphrases_{language}.toml")["fact"])
     distractors = _read("distractors.toml")
     texts: list[tuple[str | None, str]] = [
         (fact["id"], _fill(fact["block"], language, draw)) for language, fact in facts
