@@ -20,12 +20,15 @@ from engine.attention.hybrid import attend_hybrid
 from engine.attention.topology import SINK, is_dense
 from engine.attention.view import LayerView, WarmBlocks
 from engine.errors import NotSupportedError
+from engine.kvcache.pools import FullPool
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.step import StepView
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import Tier, warm_end
 from engine.light.rows import Reads
 
+WAVE_BYTES = 32 << 20
+"""Full-precision blocks copied at once, so that a pass over many contexts needs bounded memory."""
 Through = tuple[bool, bool]
 """Whether sparse and dense rows go through torch instead of native code."""
 
@@ -74,6 +77,52 @@ class _Run:
     warm_blocks: Tensor
     warm_slots: Tensor
 
+    def rows(self, keys: Tensor, values: Tensor) -> list[_Row]:
+        """keys [G, 32 n, D], values [G, 32 n, V]: where ``blocks`` are gathered."""
+        found: list[_Row] = []
+        for length in range(self.first, self.first + self.count):
+            sink, end = min(SINK, length), SINK + max(0, length - self.hot_start)
+            ends = keys[:, :sink], values[:, :sink], keys[:, SINK:end], values[:, SINK:end]
+            found.append((length, ends))
+        return found
+
+
+_Row = tuple[int, tuple[Tensor, Tensor, Tensor, Tensor]]
+"""A query's context length; sink keys and values, hot keys and values, as LayerView wants them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """Runs whose full-precision blocks are gathered at once. ``memory``: keys [n, 32 D], values
+    [n, 32 V] (none when latent); every layer fills it anew, so that rows keep their views of it."""
+
+    blocks: Tensor
+    memory: list[Tensor]
+    runs: list[tuple[_Run, list[_Row]]]
+
+    @classmethod
+    def of(cls, runs: list[_Run], memory: list[Tensor], heads: int, value_dim: int) -> _Wave:
+        blocks = torch.cat([run.blocks for run in runs])
+        memory = [part[: len(blocks)] for part in memory]
+        rows: list[tuple[_Run, list[_Row]]] = []
+        start = 0
+        for run in runs:
+            end = start + len(run.blocks)
+            parts = [
+                part[start:end].view(heads, len(run.blocks) // heads * BLOCK, -1) for part in memory
+            ]
+            rows.append((run, run.rows(parts[0], parts[-1][..., :value_dim])))
+            start = end
+        return cls(blocks, memory, rows)
+
+    def gather(self, layer: int, pool: FullPool) -> None:
+        for tensor, part in zip(
+            [pool.keys[layer]] + ([pool.values[layer]] if pool.values else []),
+            self.memory,
+            strict=True,
+        ):
+            torch.index_select(tensor.view(-1, part.shape[1]), 0, self.blocks, out=part)
+
 
 class HybridRows:
     """CacheRows over TieredKV."""
@@ -101,6 +150,7 @@ class HybridRows:
         last = self._runs[-1]
         num_rows = last.row + last.count
         self.order = np.arange(num_rows)
+        self._waves = self._in_waves()
         self._owners = np.repeat([r.owner for r in self._runs], [r.count for r in self._runs])
         self._selections = torch.full((num_rows, *selection_shape), -1, dtype=torch.int32)
 
@@ -109,11 +159,14 @@ class HybridRows:
         self._kv.write(layer, self._step, k[:n], v[:n])
         self._mark_bad(q[:n], k[:n], v[:n])
         out = q.new_zeros(*q.shape[:2], v.shape[2])
-        for run in self._runs:
-            if run.owner in self._bad:
-                out[run.row : run.row + run.count] = torch.nan
-            else:
-                self._attend_run(layer, run, q, v.shape[2], out)
+        scaled = q.float() * q.shape[-1] ** -0.5
+        for wave in self._waves:
+            wave.gather(layer, self._kv.device.full)
+            for run, rows in wave.runs:
+                if run.owner in self._bad:
+                    out[run.row : run.row + run.count] = torch.nan
+                else:
+                    self._attend_run(layer, run, rows, scaled, out)
         return out
 
     def finish(self) -> Reads:
@@ -167,6 +220,24 @@ class HybridRows:
             torch.from_numpy(slot[warm].astype(np.int64)),
         )
 
+    def _in_waves(self) -> list[_Wave]:
+        """Memory of one wave serves all of them, in all layers."""
+        layout = self._kv.layout
+        limit = max(1, WAVE_BYTES // (BLOCK * (layout.key_dim + layout.value_dim) * 4))
+        groups: list[list[_Run]] = []
+        size = limit
+        for run in self._runs:
+            if size + len(run.blocks) > limit:
+                groups.append([])
+                size = 0
+            groups[-1].append(run)
+            size += len(run.blocks)
+        most = max(sum(len(run.blocks) for run in runs) for runs in groups)
+        full = self._kv.device.full
+        pools = [full.keys[0]] + ([full.values[0]] if full.values else [])
+        memory = [pool.new_empty(most, BLOCK * pool.shape[3]) for pool in pools]
+        return [_Wave.of(runs, memory, layout.heads, layout.value_dim) for runs in groups]
+
     # -- a layer --------------------------------------------------------------------------------
 
     def _mark_bad(self, *rows: Tensor) -> None:
@@ -174,45 +245,26 @@ class HybridRows:
         if not finite.all():
             self._bad.update(self._owners[~finite.numpy()].tolist())
 
-    def _attend_run(self, layer: int, run: _Run, q: Tensor, value_dim: int, out: Tensor) -> None:
-        pools = self._kv.device
-        keys = self._gather(pools.full.keys[layer], run)
-        has_values = bool(pools.full.values)
-        values = self._gather(pools.full.values[layer], run) if has_values else keys
-        warm = None
+    def _attend_run(
+        self, layer: int, run: _Run, rows: list[_Row], scaled: Tensor, out: Tensor
+    ) -> None:
+        warm_pool, warm = self._kv.device.warm, None
         if len(run.warm_blocks):
-            coded = pools.warm.values[layer] if pools.warm.values else None
-            warm = WarmBlocks(pools.warm.keys[layer], coded, run.warm_blocks, run.warm_slots)
-        for i in range(run.count):
-            t, row = run.first + i, run.row + i
-            sink, hot = slice(0, min(SINK, t)), slice(SINK, SINK + max(0, t - run.hot_start))
-            parts = (keys[:, sink], values[:, sink, :value_dim], keys[:, hot])
-            view = self._view(t, *parts, values[:, hot, :value_dim], warm)
-            done = attend_hybrid(q[row], view, self._config)
-            out[row] = done.out
-            if done.selected is not None:
-                self._selections[row, layer] = done.selected
-
-    def _gather(self, pool: Tensor, run: _Run) -> Tensor:
-        """[S, G, 32, D] -> [G, 32 n, D], blocks of ``run``."""
-        blocks = pool.view(-1, BLOCK * pool.shape[3]).index_select(0, run.blocks)
-        return blocks.view(pool.shape[1], -1, pool.shape[3])
-
-    def _view(
-        self,
-        t: int,
-        sink_k: Tensor,
-        sink_v: Tensor,
-        hot_k: Tensor,
-        hot_v: Tensor,
-        warm: WarmBlocks | None,
-    ) -> LayerView:
-        view = LayerView(t, sink_k, sink_v, hot_k, hot_v, warm)
-        if not self._through_torch[is_dense(t, self._config.dense_below)]:
-            return view
-        # torch's products may round by where rows lie: always side by side, from the start
-        dense_parts = (x.contiguous() for x in (sink_k, sink_v, hot_k, hot_v))
-        return LayerView(t, *dense_parts, warm)
+            coded = warm_pool.values[layer] if warm_pool.values else None
+            warm = WarmBlocks(warm_pool.keys[layer], coded, run.warm_blocks, run.warm_slots)
+        config, selections = self._config, self._selections
+        for row, (length, parts) in enumerate(rows, run.row):
+            if self._through_torch[is_dense(length, config.dense_below)]:
+                # torch may round by where rows lie: side by side, from the start of their memory
+                view = LayerView(length, *(part.contiguous() for part in parts), warm)
+                done = attend_hybrid(scaled[row], view, config, scale=1.0)
+                found, selected = done.out, done.selected
+            else:
+                view = LayerView(length, *parts, warm)
+                found, _, selected = native.decode_with(native.load(), scaled[row], view, config)
+            out[row] = found
+            if selected is not None:
+                selections[row, layer] = selected
 
 
 def _distinct(selected: np.ndarray) -> np.ndarray:

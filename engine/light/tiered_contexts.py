@@ -120,6 +120,8 @@ class TieredTable(ContextTable):
 
     def summary(self, ctx: ContextId) -> KVSummary:
         context = self.idle(ctx, "get_kv_summary")
+        # blocks on their way count where they arrive
+        self._kv.settle()
         held = self._kv.summary(ctx)
         return KVSummary(
             num_tokens=len(context.tokens),

@@ -10,7 +10,7 @@ from engine.runtime.conformance import ModelRuntimeContract
 from engine.runtime.conformance_swaps import SwapContract, ThreadsContract
 from engine.runtime.protocol import ModelRuntime
 from engine.runtime.types import DrawKey, WeightSet
-from tests.engine.tiny import ENGINE, make_engine, make_weights
+from tests.engine.tiny import ENGINE, HYBRID, make_engine, make_weights
 
 
 class TestLightEngine(SwapContract, ThreadsContract):
@@ -38,6 +38,17 @@ class TestCrowdedLightEngine(TestLightEngine):
     def make_runtime(self) -> ModelRuntime:
         changes = {"block_size": 4, "max_rows": 32, "num_blocks": 90}
         return make_engine(ENGINE.model_copy(update=changes))
+
+
+class TestHybridLightEngine(TestLightEngine):
+    """Tiers and hybrid attention; prompts are computed in chunks, contexts lose their KV."""
+
+    def make_runtime(self) -> ModelRuntime:
+        changes = {"max_rows": 32, "num_blocks": 24, "num_warm_blocks": 8}
+        return make_engine(ENGINE.model_copy(update=changes), HYBRID)
+
+    def make_weights(self, version: int) -> WeightSet:
+        return make_weights(version, HYBRID, seed=version)
 
 
 class TestScriptedRuntime(ModelRuntimeContract):
