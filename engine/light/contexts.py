@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.errors import CapacityError, ContextLost, InvalidStateError, NotSupportedError
+from engine.errors import CapacityError, ContextLost, ContextTooLong, InvalidStateError, NotSupportedError
 from engine.light.context import Context
 from engine.light.draws import check_key
 from engine.light.rows import CacheRows, Plan
@@ -194,7 +194,7 @@ class ContextTable(ABC):
 
     def _check_tokens(self, tokens: list[int], length: int) -> None:
         if length > self._config.max_context:
-            raise CapacityError(
+            raise ContextTooLong(
                 f"{length} tokens exceed engine.max_context={self._config.max_context}; shorten "
                 "the context or raise the limit"
             )

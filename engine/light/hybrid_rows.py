@@ -256,7 +256,8 @@ class HybridRows:
         for row, (length, parts) in enumerate(rows, run.row):
             if self._through_torch[is_dense(length, config.dense_below)]:
                 # torch may round by where rows lie: side by side, from the start of their memory
-                view = LayerView(length, *(part.contiguous() for part in parts), warm)
+                sink_k, sink_v, hot_k, hot_v = (part.contiguous() for part in parts)
+                view = LayerView(length, sink_k, sink_v, hot_k, hot_v, warm)
                 done = attend_hybrid(scaled[row], view, config, scale=1.0)
                 found, selected = done.out, done.selected
             else:
