@@ -33,6 +33,10 @@ class CapacityError(EngineError):
     """The request does not fit: ``max_context`` or the KV block pool would overflow."""
 
 
+class ContextTooLong(CapacityError):
+    """More tokens than ``max_context``: waiting for others to give room would not help."""
+
+
 class NotSupportedError(EngineError, NotImplementedError):
     """The engine declares in ``info()`` that it lacks this capability."""
 

@@ -13,7 +13,13 @@ from typing import Literal
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.errors import CapacityError, ContextLost, ContextTooLong, InvalidStateError, NotSupportedError
+from engine.errors import (
+    CapacityError,
+    ContextLost,
+    ContextTooLong,
+    InvalidStateError,
+    NotSupportedError,
+)
 from engine.light.context import Context
 from engine.light.draws import check_key
 from engine.light.rows import CacheRows, Plan

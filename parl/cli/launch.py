@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +51,12 @@ class Terminated(KeyboardInterrupt):
 def drive(folder: RunFolder, stream: TextIO) -> None:
     """Lines go to ``stream``. An error passes through after the ledger and the user know how to go
     on; Ctrl-C ends with exit code 130, SIGTERM with 143. A finished run only gets its report."""
-    with sole_driver(folder):
+    with sole_driver(folder), _own_signals():
         ledger = folder.open_ledger()
         store = Store(ledger, folder.run_id)
         hint = f"resume with: parl rl resume {shortest(folder)}"
         require_unedited(folder, store)
         try:
-            _hear_signals()
             _check_checkpoint(folder, store)
             if store.run_status() != FINISHED:
                 _run(folder, ledger, store, stream)
@@ -75,6 +75,19 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
             typer.echo(f"stopped by an error; {hint}", file=stream)
             raise
         typer.echo(f"\n{files.text}\n\nreport  {files.report}\ncurves  {files.curves}", file=stream)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are heard by ``_stop``, and afterwards as they were before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _hear_signals()
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _hear_signals() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.errors import CapacityError, ContextLost
+from engine.errors import CapacityError, ContextLost, ContextTooLong
 from engine.runtime.protocol import ModelRuntime
 from engine.runtime.types import ContextId, ContextPolicy, Sampling, StepRequest, StepResult
 from parl.errors import StaleWeights
@@ -119,6 +119,8 @@ class EpisodeContext:
             while True:
                 try:
                     return await self._open_now()
+                except ContextTooLong:
+                    raise
                 except CapacityError:
                     # others hold the slots or blocks, and give them back when their episodes end
                     await asyncio.sleep(pause_s)

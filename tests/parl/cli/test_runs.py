@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import subprocess
 import sys
 
@@ -177,3 +178,14 @@ def test_a_finished_run_gets_its_report_and_no_cluster(tmp_path):
     drive(folder, stream)
     assert "report  " in stream.getvalue() and "ray at" not in stream.getvalue()
     assert (folder.path / "report.md").exists()
+
+
+def test_signals_are_heard_as_before_once_a_run_has_ended(tmp_path):
+    """A command that follows in the same process hears Ctrl-C itself."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    folder = create_run(config(tmp_path))
+    ledger = folder.open_ledger()
+    Store(ledger, folder.run_id).set_run_status("finished")
+    ledger.close()
+    drive(folder, io.StringIO())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -158,3 +158,23 @@ def test_a_real_engine_that_dies_costs_no_bit(deaths: set[int]):
         assert experts is not None and experts.shape[1:] == (2, 2)
     for before, after in zip(calm, real_group(deaths), strict=True):
         assert_same_tokens(before, after)
+
+
+def test_a_context_that_no_room_would_hold_is_not_waited_for():
+    """Longer than max_context: others that give their room back would not help."""
+    config = EngineConfig(max_context=16, num_blocks=256)
+    weights = make_weight_set(0, TENSORS, {})
+    engine = LightEngine(MODEL, config, fetch_weights=lambda version: weights)
+    boxes = Boxes()
+    world = World(engine, boxes, Talkative(RENDERER), FAST, Waits("w0"))
+
+    async def played() -> Trajectory:
+        return await asyncio.wait_for(run_episode(make_job(add_task()), world), 30)
+
+    try:
+        trajectory = asyncio.run(played())
+    finally:
+        engine.close()
+    assert trajectory.outcome is Outcome.INFRA_ERROR and trajectory.correctness is None
+    assert "exceed engine.max_context=16" in (trajectory.error or "")
+    assert not boxes.open
