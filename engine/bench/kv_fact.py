@@ -81,8 +81,10 @@ class ColdFacts:
         self.kv.settle()
 
     def is_cold(self, position: int) -> bool:
-        state = self.kv.states("context")[position // BLOCK]
-        return state in (State.COLD_HOST, State.COLD_DISK)
+        """Whether a block that the fact at ``position`` reaches into is."""
+        states = self.kv.states("context")
+        blocks = states[position // BLOCK : (position + BLOCK - 1) // BLOCK + 1]
+        return any(state in (State.COLD_HOST, State.COLD_DISK) for state in blocks)
 
     def rewarm(self, position: int) -> None:
         """The block at ``position`` and the next, which a fact may reach into."""
