@@ -15,6 +15,7 @@ from typing import Any
 
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Severity, Step
+from sandbox.check.numbers import no_numbers, try_no_numbers
 from sandbox.check.partial import NEARLY, edited_json
 from sandbox.check.scripts import SHELL_ANSWER, Script
 from sandbox.check.values import TOLERANT, leaves, siblings
@@ -26,6 +27,10 @@ _NUMBER = re.compile(r"(?<![\w.,\u2212-])([-+\u2212]?\d[\d,]*(?:\.\d+)?)(?![\w,-
 _FEW = 5
 """So few offered answers are guessed often enough to learn nothing but guessing."""
 _YES_NO = frozenset({"yes", "no", "true", "false", "是", "否", "对", "错"})
+_WORD = re.compile(r"[\w-]+")
+_ENDS = " \t\r\n.!?,;:。！？"
+_SENTENCE = 4
+"""Words from which on an answer is a sentence that states values."""
 _LIST_SPLIT = re.compile(r"\s*(?:[,;/|、，；]|\bor\b|\band\b|或者?|还是|\n\s*[-*\u2022])\s*")
 _LONG_DECIMALS = 7
 _ROUND_TO = 6
@@ -93,7 +98,7 @@ def text_mutants(answer: str, data: Any, texts: Sequence[str]) -> Iterator[Mutan
     near = [other for other in near if other.startswith(answer) or answer.startswith(other)]
     yield from (Mutant(f"{other!r} for {answer!r}", other) for other in near[:2])
     if len(answer) > 3 and re.search(r"[^\W\d]", answer):
-        yield Mutant("its last character gone", answer[:-1])
+        yield Mutant("its last character gone", answer.rstrip(_ENDS)[:-1])
         yield Mutant("a letter before it", f"x{answer}")
 
 
@@ -122,14 +127,39 @@ async def try_near_answers(
                                                           written.texts)]  # fmt: skip
         tolerant = TOLERANT.search(spec.instruction) is not None
         for mutant in mutants:
-            if mutant.text.strip() == answer or (mutant.told and tolerant):
+            if (mutant.told and tolerant) or same_values(mutant.text, answer, spec, written.texts):
                 continue
             played = await stage.play(
                 spec, replace(oracle, name="oracle-near-answer", final_text=mutant.text)
             )
             count += 1
             paid(played, mutant, f"tamper: oracle with {mutant.what}", written, step)
-    return count
+
+    async def play(text: str) -> Played:
+        return await stage.play(spec, replace(oracle, name="oracle-no-number", final_text=text))
+
+    return count + await try_no_numbers(no_numbers(answer), "oracle's answer", play, step)
+
+
+def same_values(text: str, answer: str, spec: TaskSpec, texts: Sequence[str]) -> bool:
+    """Whether a text states what ``answer`` states; spaces and punctuation at the end do not count.
+    A sentence states its numbers or, without any, its words that come from the world; what is
+    written as a whole in the world is a name and no sentence."""
+    text, answer = text.strip().rstrip(_ENDS), answer.strip().rstrip(_ENDS)
+    if text == answer:
+        return True
+    known = {str(leaf.value) for leaf in leaves(spec.environment.data)}
+    if len(answer.split()) < _SENTENCE or answer in known or any(answer in one for one in texts):
+        return False
+    if _NUMBER.search(answer):
+        return _NUMBER.findall(text) == _NUMBER.findall(answer)
+    asked = set(_WORD.findall(spec.instruction.casefold()))
+    world = "\n".join([*known, *texts]).casefold()
+    facts = set(_WORD.findall(world)) - asked
+    values = [word for word in _WORD.findall(answer.casefold()) if word in facts]
+    return bool(values) and values == [
+        word for word in _WORD.findall(text.casefold()) if word in facts
+    ]
 
 
 def paid(played: Played, mutant: Mutant, where: str, written: Written, step: Step) -> None:

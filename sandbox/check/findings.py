@@ -11,6 +11,13 @@ Severity = Literal["error", "warning"]
 Status = Literal["pass", "fail", "skip"]
 
 
+MAX_ALIKE = 4
+"""More findings of one rule in a step are told by their first and a count."""
+FOLLOWING = frozenset({"agents", "attacks", "tamper"})
+"""Steps whose findings follow from a verifier that pays doing nothing."""
+_PASSES = "which passes"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One flaw. ``rule`` is its fixed name, ``where`` a file (and line) or an agent."""
@@ -93,6 +100,31 @@ class CheckReport:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def shown_findings(step: Step, nop_passes: bool) -> list[tuple[Finding, int]]:
+    """Findings for a person, each with the number of those left out: many of one rule are told
+    once; where doing nothing passes, all that passes as well follows from it."""
+    told = list(step.findings)
+    found: list[tuple[Finding, int]] = []
+    if nop_passes and step.name in FOLLOWING:
+        passes = [each for each in told if each.severity == "error" and _PASSES in each.message]
+        if passes:
+            told = [each for each in told if each not in passes]
+            rules = ", ".join(dict.fromkeys(each.rule for each in passes))
+            text = (
+                f"{len(passes)} results that are not right pass as well ({rules}), as doing "
+                "nothing does; repair that first (--json has them all)"
+            )
+            found.append((Finding("passing-nop", "follows from it", text), 0))
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in told:
+        groups.setdefault((finding.rule, finding.severity), []).append(finding)
+    for group in groups.values():
+        shown = group if len(group) <= MAX_ALIKE else group[:1]
+        found += [(each, 0) for each in shown[:-1]]
+        found.append((shown[-1], len(group) - len(shown)))
+    return found
+
+
 def report_text(report: CheckReport) -> str:
     """The report for a person: a line a step, a line a finding, the numbers, the verdict."""
     lines = [f"{report.name} ({report.target})", f"content  {report.content_hash[:16]}"]
@@ -100,9 +132,11 @@ def report_text(report: CheckReport) -> str:
     for step in report.steps:
         tail = f"  {step.note}" if step.note else ""
         lines.append(f"{step.status:5}    {step.name:12} {step.elapsed_s:6.2f} s{tail}")
-        for finding in step.findings:
+        for finding, more in shown_findings(step, "passing-nop" in report.rules):
             lines.append(f"         {finding.severity}: {finding.rule}: {finding.where}")
             lines.append(f"           {finding.message}")
+            if more:
+                lines.append(f"           and {more} more of this rule (--json has them all)")
     if report.flake:
         flake = report.flake
         lines.append(

@@ -11,6 +11,7 @@ from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.lint_image import copy_of
 from sandbox.check.probe import probe_script
+from sandbox.check.reachable import SolutionCode, shared_code, solution_code, try_programs
 from sandbox.check.reads import decoded_calls
 from sandbox.check.scripts import SHELL_ANSWER
 from sandbox.check.subject import Case, Subject
@@ -122,6 +123,7 @@ async def run_leaks(
             "warning",
         )
     _files(seen["files"], case, subject, step)
+    await try_programs(stage, spec, case.oracle, seen["files"], step)
     await _artifacts(stage, spec, case, seen["files"], written, step)
     _final_text(seen["files"], case, written, step)
     _environment(seen["environ"], case, step)
@@ -144,14 +146,23 @@ def _files(files: dict[str, str], case: Case, subject: Subject, step: Step) -> N
                 text = _text_of(path, name, step)
                 if text is not None:
                     secrets[name] = text
+    code = solution_code(subject.folder) if subject.folder is not None else SolutionCode()
     answer = case.oracle.final_text.strip()
     for name, text in files.items():
         copied = copy_of(text, secrets)
+        shared = shared_code(name, text, code) if copied is None else None
         if copied is not None:
             step.add(
                 "oracle-readable",
                 f"box: {name}",
                 f"is (nearly) {copied}, readable by the agent; keep it out of environment/",
+            )
+        elif shared is not None:
+            step.add(
+                "oracle-readable",
+                f"box: {name}",
+                f"holds most of the code of {shared} with other names or constants, readable by "
+                "the agent; keep it out of environment/",
             )
         elif (
             _ANSWER_FILE.search(name.rsplit("/", 1)[-1])

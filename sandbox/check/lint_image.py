@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from sandbox.check.findings import Step
+from sandbox.check.reachable import shared_code, solution_code
 from sandbox.errors import TaskError
 from sandbox.shell.dockerfile import Line, copy_words, parse_dockerfile
 
@@ -168,6 +169,7 @@ def lint_context(folder: Path, step: Step) -> None:
         for path in sorted((folder / part).rglob("*"))
         if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
     }
+    code = solution_code(folder)
     agent_files = [
         path
         for part in ("environment", "tools", "cassettes")
@@ -190,6 +192,9 @@ def lint_context(folder: Path, step: Step) -> None:
         if copied is not None:
             rule = "tests-in-image" if copied.startswith("tests/") else "oracle-in-image"
             step.add(rule, name, f"is (nearly) a copy of {copied}, yet the agent gets it")
+        elif shared := shared_code(name, _text(path), code):
+            step.add("oracle-in-image", name, f"holds most of the code of {shared} with other "
+                     "names or constants, yet the agent gets it")  # fmt: skip
     if (folder / "environment" / ".git").exists():
         step.add("git-history", "environment/.git", "history may hold the fix; ship a snapshot")
 

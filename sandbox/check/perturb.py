@@ -13,6 +13,7 @@ from dataclasses import replace
 from sandbox.check.answers import Mutant, number_mutants, paid, try_near_answers
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
+from sandbox.check.numbers import no_numbers, try_no_numbers
 from sandbox.check.partial import Variant, artifact_variants, judge, tables, try_variants
 from sandbox.check.scripts import Script, has_shell
 from sandbox.check.values import TOLERANT, other_answer
@@ -23,7 +24,8 @@ _SPACES = ("a space after it", "a newline after it")
 _OWN_WORDS = re.compile(r"(?i)\b(short|brief|confirm\w*|summar\w+|message|sentence|words)\b")
 """What is asked for is in the agent's own words."""
 NONSENSE = "parl-unrelated-answer-0815"
-WILDCARDS = ("", "{}", "[]", "null", "nan", "NaN", "inf", "true", "*")
+WILDCARDS = ("", "{}", "[]", "null", "nan", "NaN", "inf", "-inf", "1e999",
+             " ", "true", "*")  # fmt: skip
 HUNDRED = " ".join(str(number) for number in range(1, 101))
 EMPTY_VALUES = ("{}", "[]", "NaN", "null", "")
 
@@ -153,6 +155,7 @@ async def try_artifacts(
         if path in written.created or has_shell(spec):  # else a book that only tools can write
             edits = artifact_variants(spec, oracle, written, [path])
             count += await try_variants(stage, spec, edits, written, step)
+            count += await _no_numbers(stage, spec, oracle, written, path, step)
         count += await _near_texts(stage, spec, oracle, written, path, step)
         for text in EMPTY_VALUES if value is not None else ("",):
             if value is not None and _same(text, json.dumps(value)):
@@ -167,6 +170,18 @@ async def try_artifacts(
                     "in place of the oracle's content; ask for everything that must be there",
                 )
     return count + await _without_inputs(stage, spec, oracle, written, read, step)
+
+
+async def _no_numbers(
+    stage: Stage, spec: TaskSpec, oracle: Script, written: Written, path: str, step: Step
+) -> int:
+    text = written.artifacts[path].decode("utf-8", "replace")
+
+    async def play(changed: str) -> Played:
+        return await _overwritten(stage, spec, oracle, [path], changed, [])
+
+    variants = no_numbers(text, path in tables(written))
+    return await try_no_numbers(variants, path, play, step)
 
 
 async def _near_texts(

@@ -8,6 +8,7 @@ the same each time. Whether an answer is *true* is known only where the solution
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +30,8 @@ SWEEP_S = 8.0
 MAX_WRITES = 8
 MIN_VALUES = 4
 """Values of an argument that must all give the same answer before it counts as ignored."""
+_OPEN_FILES = re.compile(r"(?i)too many open files|unable to open database|errno 24|EMFILE")
+_LEFT_OPEN = "; it seems to leave files or connections open, which run out: close them in each call"
 REPEATS = 1000
 """How often a read of the solution is repeated, if SWEEP_S allows: one failure in 300 then shows
 with 96 %."""
@@ -274,7 +277,8 @@ def _unstable(seen: list[dict[str, Any]], step: Step) -> None:
                 "unstable-read",
                 f"tool {call['tool']}",
                 f"is declared idempotent, but {_shown(call)} in an unchanged world answered "
-                f"{first[:80]!r} and {other[:80]!r} within {call['runs']} calls",
+                f"{first[:80]!r} and {other[:80]!r} within {call['runs']} calls"
+                + (_LEFT_OPEN if _OPEN_FILES.search(f"{first} {other}") else ""),
             )
 
 

@@ -21,6 +21,7 @@ from sandbox.check.effects import run_effects
 from sandbox.check.episodes import Played, Stage, open_stage
 from sandbox.check.findings import CheckReport, Step
 from sandbox.check.hidden import solution_without_reading
+from sandbox.check.idle import idle_is_paid, nop_is_paid
 from sandbox.check.leaks import run_leaks
 from sandbox.check.lint import lint_folder
 from sandbox.check.partial import half_right
@@ -48,7 +49,7 @@ from sandbox.shelf import Leases
 from sandbox.shell.world import BUNDLE_NAME
 from sandbox.task import ToolBundle
 
-CHECK_VERSION = "4"
+CHECK_VERSION = "5"
 """Goes into certificates; raise it when a step or rule is added."""
 NUM_RANDOM = 5
 
@@ -321,6 +322,7 @@ class _Checker:
                 f"doing nothing passes {passed} of {len(runs)} times "
                 f"({'; '.join(runs[0].verdict.reasons)[:120]})",
             )
+        nop_is_paid(runs, step)
         broken = next((played for played in runs if played.verdict.error is not None), None)
         if broken is not None:
             step.add(
@@ -353,6 +355,8 @@ class _Checker:
                         f"agent {script.name}",
                         f"no verdict: {played.verdict.error[:160]}",
                     )
+                else:
+                    idle_is_paid(played, step)
         step.note = f"{count} episodes"
         return step
 

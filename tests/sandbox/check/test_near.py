@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -10,17 +11,26 @@ from pathlib import Path
 import pytest
 
 from sandbox.check.agent_code import try_agent_code
-from sandbox.check.answers import number_mutants, offered_answers, text_mutants, try_plain_writing
+from sandbox.check.answers import (
+    number_mutants,
+    offered_answers,
+    same_values,
+    text_mutants,
+    try_plain_writing,
+)
 from sandbox.check.arguments import try_arguments
 from sandbox.check.clock import run_clock
 from sandbox.check.effects import run_effects
 from sandbox.check.episodes import Played, Stage, open_stage
-from sandbox.check.findings import Step
+from sandbox.check.findings import CheckReport, Step, report_text
 from sandbox.check.hidden import solution_without_reading, try_hidden
+from sandbox.check.idle import nop_is_paid
 from sandbox.check.leaks import run_leaks
+from sandbox.check.numbers import no_numbers
 from sandbox.check.perturb import try_answers, try_artifacts
 from sandbox.check.probe import probe_bundle, probe_spec
-from sandbox.check.scripts import Script
+from sandbox.check.reachable import shared_code, solution_code
+from sandbox.check.scripts import NOP, Script
 from sandbox.check.shell_clock import shell_clock_spec
 from sandbox.check.stated import lint_links, stated_form
 from sandbox.check.subject import Case, Subject, folder_subject
@@ -28,7 +38,7 @@ from sandbox.check.worlds import other_process
 from sandbox.check.written import Written, written_by
 from sandbox.config import SandboxConfig
 from sandbox.fakes import MemoryLeases
-from sandbox.task import TaskSpec
+from sandbox.task import EnvironmentSpec, TaskSpec
 from sandbox.templates.new import write_task
 from tests.sandbox.check.near import NEAR
 from tests.sandbox.check.planting import Flaw, edit
@@ -80,6 +90,8 @@ async def _in_probe(
             await try_agent_code(stage, spec, case.oracle, written, step)
         case "leaks":
             step = await run_leaks(stage, spec, case, subject, written)
+        case "nop":
+            nop_is_paid([await stage.play(spec, NOP)], step)
         case "effects":
             step = await run_effects(stage, spec, case, written)
         case "solution":
@@ -94,7 +106,8 @@ def planted(flaw: Flaw, parent: Path) -> Subject:
     return folder_subject(folder, SandboxConfig())
 
 
-QUICK = ("one percent is fine", "notes anywhere", "title nobody looks at", "items from nowhere")
+QUICK = ("one percent is fine", "notes anywhere", "title nobody looks at", "items from nowhere",
+         "a reward for quiet")  # fmt: skip
 NAMES = [pytest.param(part, flaw, id=flaw.name.replace(" ", "-"),
                       marks=() if flaw.name in QUICK else pytest.mark.slow)
          for part, flaw in NEAR]  # fmt: skip
@@ -129,6 +142,73 @@ def test_things_that_are_written_alike():
     assert "kX-9a" in found and "lamp" not in found
     assert "lamp 2" in {mutant.text for mutant in text_mutants("lamp", data, ())}
     assert "12x34" in {mutant.text for mutant in text_mutants("12.34", data, ())}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "same"),
+    [
+        ("The sum is 235 euros", "The sum is 235 euros.", True),
+        ("xThe sum is 235 euros.", "The sum is 235 euros.", True),
+        ("The sum is -235 euros.", "The sum is 235 euros.", False),
+        ("The sum is 236 euros.", "The sum is 235 euros.", False),
+        ("xThe dearest one is lamp.", "The dearest one is lamp.", True),
+        ("The dearest one is lam", "The dearest one is lamp.", False),
+        ("xKx-9A", "Kx-9A", False),
+        ("Kx-9", "Kx-9A", False),
+        ("a cable of 2 ", "a cable of 2 m", False),
+        (" lamp.", "lamp", True),
+    ],
+)
+def test_only_another_value_is_a_near_answer(text: str, answer: str, same: bool):
+    """What a sentence says around its values does not count; a name counts as a whole."""
+    environment = EnvironmentSpec(data={"items": {"lamp": 1, "Kx-9A": 2, "a cable of 2 m": 3}})
+    spec = TaskSpec("a/b", "b", "Which one is dearest?", (), "", environment=environment)
+    assert same_values(text, answer, spec, ()) is same
+
+
+def test_every_number_is_replaced_by_none():
+    """In JSON one by one and all together, also those in quotes; in tables the last line."""
+    found = {each.text for each in no_numbers('{"a": 1, "b": {"c": ["2.5"]}, "d": true}')}
+    assert '{"a": NaN, "b": {"c": ["2.5"]}, "d": true}' in found
+    assert '{"a": 1, "b": {"c": ["-inf"]}, "d": true}' in found
+    assert '{"a": 1e999, "b": {"c": [1e999]}, "d": true}' in found
+    assert {"30.15", "nan", "-inf", "1e999", "", "930.15"} - {"30.15"} <= {
+        text for each in no_numbers("30.15") for text in (each.text, each.control)
+    }
+    table = {each.text for each in no_numbers("a,b\n1,2\nx,3\n", table=True)}
+    assert "a,b\n1,2\nx,nan\n" in table and all(text.startswith("a,b\n1,2\n") for text in table)
+    assert list(no_numbers("o-103")) == [] == list(no_numbers('{"a": "b"}'))
+
+
+def test_code_of_the_solution_under_another_name(tmp_path: Path):
+    """With other paths it is found; what the solution repairs, and other code, is none."""
+    folder = write_task(tmp_path / "x", "acme/x", "bash")
+    code = solution_code(folder)
+    body = next(
+        text for name, text in code.programs.items() if name.startswith("solution/solve.sh")
+    )
+    lines = body.replace("/app/report.json", "out").replace("/app/logs-in", "in").splitlines()
+    copied = "\n".join(["# how the logs are read", *lines, "print('ready')", ""])
+    assert shared_code("environment/bench/tool.py", copied, code) == "solution/solve.sh"
+    mine = (folder / "tests" / "judge.py").read_text()
+    assert shared_code("environment/other.py", mine, code) is None
+    repaired = replace(code, text=code.text + "cp tool.py old.py")
+    assert shared_code("environment/bench/tool.py", copied, repaired) is None
+
+
+def test_a_report_tells_many_of_a_kind_once():
+    """What follows from a paid nop is one line; ten of a rule are one and a count."""
+    report = CheckReport("x", "a/x", "1", "")
+    nop, tamper, again = Step("nop"), Step("tamper"), Step("determinism")
+    nop.add("passing-nop", "tests/", "doing nothing passes")
+    for number in range(10):
+        tamper.add("answer-spray", f"tamper: {number}", "scored 1, which passes")
+        again.add("nondeterministic-verifier", f"{number}", "2 verdicts")
+    report.steps = [nop, tamper, again]
+    text = report_text(report)
+    assert "10 results that are not right pass as well (answer-spray)" in text
+    assert text.count("error:") == 3 and "and 9 more of this rule" in text
+    assert "failed: 21 errors" in text
 
 
 @pytest.mark.parametrize(
