@@ -108,6 +108,15 @@ class Idle:
         return ""
 
 
+@pytest.fixture
+def hears_interrupts():
+    """A test run that a shell started in the background ignores SIGINT, and so would the chat."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_at_the_prompt_leaves_at_once(folder, capsys, monkeypatch):
     """Exit code 130, without another key."""
     monkeypatch.setattr(sys, "stdin", Idle())
