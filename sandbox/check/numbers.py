@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ _CELL = re.compile(r"(?:(?<=[,;\t])|^)([-+]?\d+(?:\.\d+)?)(?=[,;\t]|$)")
 _TEXT_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _BIG = "parl-1e999"
 WORDS = ("nan", "NaN", "inf", "-inf", "1e999", "", " ")
+FEW_WORDS = ("nan", "inf", "")
+"""For an answer: its episodes may be slow, and one that is a number alone is tried otherwise."""
 MAX_PLACES = 6
 """Numbers of a text that are replaced one by one; each costs some five episodes."""
 
@@ -31,7 +33,7 @@ class NoNumber:
     control: str
 
 
-def no_numbers(text: str, table: bool = False) -> Iterator[NoNumber]:
+def no_numbers(text: str, table: bool = False, words: Sequence[str] = WORDS) -> Iterator[NoNumber]:
     """Every number of a JSON text, of a table's last line or of a short text replaced."""
     try:
         value = json.loads(text)
@@ -46,20 +48,20 @@ def no_numbers(text: str, table: bool = False) -> Iterator[NoNumber]:
         if last.startswith("{"):
             found = no_numbers(last)
         else:
-            found = _in_text(last, list(_CELL.finditer(last)))
+            found = _in_text(last, list(_CELL.finditer(last)), words)
         for each in found:
             yield NoNumber(each.what, f"{head}{each.text}\n", f"{head}{each.control}\n")
         return
-    yield from _in_text(text, list(_TOKEN.finditer(text)))
+    yield from _in_text(text, list(_TOKEN.finditer(text)), words)
 
 
-def _in_text(text: str, found: list[re.Match[str]]) -> Iterator[NoNumber]:
+def _in_text(text: str, found: list[re.Match[str]], words: Sequence[str]) -> Iterator[NoNumber]:
     if len(found) > MAX_PLACES:
         found = [*found[: MAX_PLACES // 2], *found[-MAX_PLACES // 2 :]]
     for match in found:
         before, after = text[: match.start(1)], text[match.end(1) :]
         control = before + _other_number(match[1]) + after
-        for word in WORDS:
+        for word in words:
             yield NoNumber(f"{word!r} for {match[1]}", before + word + after, control)
 
 
