@@ -55,8 +55,10 @@ test-fast: $(INSTALLED) bubblewrap
 ci-slow: $(INSTALLED) bubblewrap postgresql docker smollm2 ## slow tests and those with PostgreSQL or Docker, at most 50 minutes
 	@timeout --kill-after=30s $(CI_SLOW_TIME) $(MAKE) --no-print-directory -k slow-tests docker-tests
 
+# in the order of files: reordered by size, whole runs in modules of three tests come last on one process
 slow-tests:
-	@$(BIN)/python -m pytest -q -n $(SLOW_WORKERS) --dist loadscope -m '$(SLOW) and not docker' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(SLOW_WORKERS) --dist loadscope --no-loadscope-reorder \
+		-m '$(SLOW) and not docker' $(PYTEST_ARGS)
 
 # one engine of Docker for all: one process
 docker-tests:
