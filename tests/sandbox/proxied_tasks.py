@@ -72,7 +72,7 @@ def write_task(folder: Path, proxy: str, calls: list[dict[str, Any]] | None = No
     """A task folder with one tool in the box and what ``proxy`` (TOML) declares beside it."""
     files = {
         "task.toml": TASK + proxy,
-        "instruction.md": "Tell twice the temperature in Oslo.",
+        "instruction.md": "Add the item bolt, then tell twice the temperature in Oslo.",
         "tools/tools.py": TOOLS,
         "tests/verify.py": VERIFY,
         "tests/data.json": json.dumps({"answer": "42"}),
