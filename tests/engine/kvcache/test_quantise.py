@@ -46,7 +46,8 @@ def blocks(draw: st.DrawFn) -> Tensor:
     x = noise * magnitude + mean * torch.randn(shape[3], generator=generator)
     if draw(st.booleans()):
         x[..., 0] = draw(st.sampled_from([0.0, 3.0, -70.5]))
-    return x
+    # what fp16 cannot hold is refused, see the tests of that
+    return x.clamp(-60_000.0, 60_000.0)
 
 
 @given(blocks())
