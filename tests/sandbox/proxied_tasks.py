@@ -36,6 +36,9 @@ def double(number: int) -> str:
     """Twice the number."""
     return str(2 * number)
 '''
+QUESTION = "Add the item bolt, then tell twice the temperature in Oslo as in: 8 degrees."
+ANSWER = "42 degrees"
+"""Not a word that a random agent may guess: the check would say so."""
 VERIFY = """
 def verify(final_text, end_state, data):
     return {"correctness": float(final_text.strip() == data["answer"])}
@@ -72,13 +75,13 @@ def write_task(folder: Path, proxy: str, calls: list[dict[str, Any]] | None = No
     """A task folder with one tool in the box and what ``proxy`` (TOML) declares beside it."""
     files = {
         "task.toml": TASK + proxy,
-        "instruction.md": "Add the item bolt, then tell twice the temperature in Oslo.",
+        "instruction.md": QUESTION,
         "tools/tools.py": TOOLS,
         "tests/verify.py": VERIFY,
-        "tests/data.json": json.dumps({"answer": "42"}),
+        "tests/data.json": json.dumps({"answer": ANSWER}),
         "environment/data.json": json.dumps({"stock": {"bolt": 3}}),
         "solution/calls.jsonl": "".join(
-            json.dumps(line) + "\n" for line in [*(calls or []), {"final_text": "42"}]
+            json.dumps(line) + "\n" for line in [*(calls or []), {"final_text": ANSWER}]
         ),
     }
     for name, text in files.items():

@@ -24,6 +24,7 @@ from sandbox.session import RawCall, Stop
 from sandbox.task import TaskSpec, load_task
 from tests.sandbox.conftest import need
 from tests.sandbox.proxied_tasks import (
+    ANSWER,
     SERVER,
     WEATHER,
     api_task,
@@ -68,7 +69,7 @@ def test_an_api_is_recorded_and_then_replayed_without_it(tmp_path: Path, api: Ap
             raw("add_item", name="bolt"),
             raw("weather", city="Rome"),  # nobody recorded it
         )
-        verdict = await session.verify("42")
+        verdict = await session.verify(ANSWER)
         enforced = session.enforced
         await session.close()
         return spec, seen, verdict, enforced

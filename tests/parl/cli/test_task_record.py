@@ -114,7 +114,7 @@ def test_a_person_may_record(
 ) -> None:
     """Lines as of ``parl task run --agent shell``."""
     folder = api_task(tmp_path / "task", api)
-    lines = '{"name": "weather", "arguments": {"city": "Rome"}}\n{"final_text": "42"}\n'
+    lines = '{"name": "weather", "arguments": {"city": "Rome"}}\n{"final_text": "42 degrees"}\n'
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     words = ["task", "record", str(folder), "--agent", "shell", "--allow-live"]
     assert cli.run([*words, "--proxy", str(operator(tmp_path, api))]) == 0

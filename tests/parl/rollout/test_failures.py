@@ -182,7 +182,7 @@ def test_a_proxy_that_is_killed(tmp_path: Path, api: ApiServer):
         loaded = load_task(proxied_tasks.simulated(tmp_path / "task"))
         played = infra.play(
             tmp_path,
-            script('?take {"name": "bolt", "count": 1}', "42"),
+            script('?take {"name": "bolt", "count": 1}', proxied_tasks.ANSWER),
             task=loaded.spec,
             bundle=loaded.bundle,
             config=proxied_tasks.config(proxy_socket=tmp_path / "node" / "control.sock"),

@@ -17,7 +17,7 @@ from sandbox.fakes import MemoryLeases
 from sandbox.pool import SandboxPool
 from sandbox.task import load_task
 from tests.parl.rollout.tiny import FAST, LineChat, Policy, TinyRuntime, make_job, script
-from tests.sandbox.proxied_tasks import api_task, audit, config, operator
+from tests.sandbox.proxied_tasks import ANSWER, api_task, audit, config, operator
 from tests.sandbox.proxy.api import ApiServer
 
 
@@ -61,7 +61,7 @@ def test_a_storm_of_5xx_ends_an_episode_without_a_reward(tmp_path: Path, api: Ap
 
 def test_an_episode_with_proxied_tools_is_recorded(tmp_path: Path, api: ApiServer) -> None:
     """Digests of its cassettes stand beside the limits, episode and weights in the audit log."""
-    turns = ['?weather {"city": "Oslo"}', '?double {"number": 21}', "42"]
+    turns = ['?weather {"city": "Oslo"}', '?double {"number": 21}', ANSWER]
     trajectory = run(tmp_path, api, script(*turns))
     assert (trajectory.outcome, trajectory.correctness) == (Outcome.COMPLETED, 1.0)
     assert [json.loads(trajectory.calls[0].observation)["celsius"]] == [21]
