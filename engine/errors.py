@@ -5,6 +5,11 @@ EngineError
 ├── ContextLost         the engine that held the context is gone; rebuild it
 ├── CapacityError       no room for the context (tokens or slots)
 ├── NotSupportedError   this engine does not have the capability
+├── ConstraintError     a constraint cannot be compiled, or not be met within the tokens asked for
+├── TryAgainLater       not now (429); ``retry_after_s`` says when
+│   ├── RateLimited     the caller's rate class is used up for now
+│   └── Overloaded      the engine sheds load
+├── DeadlineExceeded    the deadline passed before the request began
 ├── ChatError           text, ids or messages that no renderer can turn into the other
 ├── QuantiseError       keys or values that no code of the warm tier can stand for
 ├── BlockCorrupt        a spilled KV block is not what was written; compute it again
@@ -39,6 +44,34 @@ class ContextTooLong(CapacityError):
 
 class NotSupportedError(EngineError, NotImplementedError):
     """The engine declares in ``info()`` that it lacks this capability."""
+
+
+class ConstraintError(EngineError, ValueError):
+    """A schema, regex or grammar that cannot be compiled, or whose shortest text is too long."""
+
+
+class TryAgainLater(EngineError):
+    """Refused for now, nothing was computed; ``retry_after_s`` seconds from now it may work."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        # both in args, or pickle could not build it again
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RateLimited(TryAgainLater):
+    """The token bucket of the caller's rate class is empty."""
+
+
+class Overloaded(TryAgainLater):
+    """The engine's queue is full, or the engine drains."""
+
+
+class DeadlineExceeded(EngineError, TimeoutError):
+    """The request's deadline passed before it began; nothing was computed."""
 
 
 class QuantiseError(EngineError, ValueError):

@@ -7,7 +7,7 @@ contexts may, from any thread or loop, and concurrent ``forward_step`` calls sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from engine.runtime.types import (
@@ -19,6 +19,7 @@ from engine.runtime.types import (
     KVSummary,
     RewarmPolicy,
     RewarmResult,
+    StepDelta,
     StepRequest,
     StepResult,
     WeightSet,
@@ -95,4 +96,14 @@ class Rewarming(Protocol):
         """Bring cold blocks that hold any token of ``selector`` back, to the bit, so that later
         steps read them. wait_complete: all of them or BlockCorrupt; timeout: what arrives within
         ``timeout_s``, the rest before later steps; best_effort: all before later steps."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """What an engine with the capability "stream" does besides."""
+
+    def stream_step(self, request: StepRequest) -> AsyncIterator[StepDelta | StepResult]:
+        """``forward_step`` as it goes: deltas, then the StepResult, whose tokens are those of the
+        deltas. Closing the iterator before its end cancels the step."""
         ...

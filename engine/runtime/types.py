@@ -12,7 +12,8 @@ import numpy as np
 
 ContextId = NewType("ContextId", str)
 RewarmPolicy = Literal["best_effort", "wait_complete", "timeout"]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+ConstraintKind = Literal["json_schema", "regex", "grammar", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +47,57 @@ class ContextPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """temperature 0 = greedy; logprobs are always those of the distribution really sampled."""
+    """temperature 0 = greedy; logprobs are always those of the distribution really sampled.
+
+    Order: penalties, logit_bias, constraint, temperature, top_k, top_p, min_p (a token stays when
+    its probability is at least min_p times that of the likeliest). presence and frequency penalties
+    count the tokens sampled in this context; repetition_penalty (> 1 discourages) looks at its
+    other tokens too, as vLLM does. ``seed``: draws from Philox of the seed and the position;
+    ContextPolicy.draw goes before it. ``logit_bias``: (token id, amount added to its logit).
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    """0 = all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the sampled text must look like, from its first token to the stop id.
+
+    ``text``: a JSON schema; a regular expression; a Lark grammar; or, for tool_calls, JSON
+    ``{"tools": [OpenAI tools], "choice": "auto" | "required" | {"name": ...}, "style": "kimi" |
+    "hermes"}``. Errors: ConstraintError when it cannot be compiled or met within max_new_tokens.
+    """
+
+    kind: ConstraintKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """Generate up to ``max_new_tokens`` ids, ending after the first id in ``stop_ids``."""
+    """Generate up to ``max_new_tokens`` ids, ending after the first id in ``stop_ids``.
+
+    ``stop_texts`` are matched on the bytes of the sampled tokens; the tokens up to and with the
+    match are kept. ``num_logprobs``: likeliest alternatives to report per token, at most 20.
+    ``deadline_s``: seconds from the call, then finish="deadline" with what was sampled.
+    """
 
     ctx: ContextId
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_ids: tuple[int, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+    constraint: Constraint | None = None
+    num_logprobs: int = 0
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +113,10 @@ class StepResult:
     read in hybrid attention (engine.attention), -1 fills; starts at ``experts_start`` too. None in
     full attention. ``warm_reads``, ``retrieved``: coded tokens in view and far tokens that were
     read, summed over the positions computed in this step, in one layer.
+
+    ``top_ids`` int32, ``top_logprobs`` float32 [n, num_logprobs], likeliest first; -1 and -inf
+    where fewer tokens could be sampled. ``masks``: uint8 [n, ceil(vocab / 8)], little bit order,
+    1 = the constraint allowed the token. ``stop_text``: the one that ended the step.
     """
 
     token_ids: np.ndarray
@@ -88,6 +129,21 @@ class StepResult:
     selections: np.ndarray | None = None
     warm_reads: int = 0
     retrieved: int = 0
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    masks: np.ndarray | None = None
+    stop_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDelta:
+    """The next ``m`` tokens of a streamed step: ``token_ids`` int32 [m], ``logprobs`` float32 [m],
+    alternatives as in StepResult."""
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
