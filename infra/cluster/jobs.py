@@ -55,6 +55,7 @@ def submit(
         auth_token_path=auth_token_path,
         timeout_s=timeout_s,
         on_line=_to_stdout,
+        on_interrupt=tell_interrupted,
     )
     if result.cause:
         sys.stderr.write(f"parl: {result.cause.removeprefix('parl: ')}\n")
@@ -72,13 +73,15 @@ def run_job(
     auth_token_path: str = "",
     timeout_s: float | None = None,
     on_line: Callable[[str], None] = lambda line: None,
+    on_interrupt: Callable[[str, str], None] = lambda name, address: None,
 ) -> JobResult:
     """Run ``entrypoint`` on the cluster whose dashboard is at ``address``.
 
     address: http://host:port; empty = RAY_API_SERVER_ADDRESS, else port 8265 of this machine.
     working_dir is uploaded without what its .gitignore names and becomes the job's folder.
     wait=False returns as soon as the job is accepted. ``timeout_s`` bounds the whole wait; then
-    the job is stopped. ``on_line`` gets each log line of the job without its line end.
+    the job is stopped. ``on_line`` gets each log line of the job without its line end. Ctrl-C ends
+    the wait alone: ``on_interrupt(submission id, address)`` is called and KeyboardInterrupt passes.
     ConfigError: no entrypoint, no such folder or token file. Everything else is in the result.
     """
     if not entrypoint:
@@ -96,7 +99,12 @@ def run_job(
         command.append("--no-wait")
     command += ["--", *entrypoint]
     environ = {**os.environ, **auth_env(auth_token_path), "PYTHONUNBUFFERED": "1"}
-    output, errors, timed_out = _stream(command, environ, timeout_s, on_line)
+    output = JobOutput()
+    try:
+        errors, timed_out = _stream(command, environ, timeout_s, on_line, output)
+    except KeyboardInterrupt:
+        on_interrupt(output.submission_id or submission_id, address)
+        raise
     name = output.submission_id or submission_id
     if timed_out:
         if name:
@@ -127,9 +135,9 @@ def _stream(
     environ: Mapping[str, str],
     timeout_s: float | None,
     on_line: Callable[[str], None],
-) -> tuple[JobOutput, str, bool]:
-    """Run the client; what it said on stdout (read), on stderr (raw), and whether time was up."""
-    output = JobOutput()
+    output: JobOutput,
+) -> tuple[str, bool]:
+    """Run the client, ``output`` reads its stdout; its stderr (raw), and whether time was up."""
     expired = threading.Event()
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
@@ -157,7 +165,7 @@ def _stream(
                 process.kill()
                 process.wait()
         errors.seek(0)
-        return output, errors.read(), expired.is_set()
+        return errors.read(), expired.is_set()
 
 
 def _http_address(address: str) -> str:
@@ -167,3 +175,16 @@ def _http_address(address: str) -> str:
 def _to_stdout(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def tell_interrupted(name: str, address: str) -> None:
+    """The job outlives the one who watched it: say so, and how to watch or end it."""
+    if not name:
+        sys.stderr.write(
+            f"interrupted before the cluster named a job; see: ray job list --address {address}\n"
+        )
+        return
+    sys.stderr.write(
+        f"interrupted; job {name} goes on. Follow it: ray job logs -f --address {address} {name}; "
+        f"end it: ray job stop --address {address} {name}\n"
+    )

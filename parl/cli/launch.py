@@ -27,7 +27,7 @@ from parl.report.progress import WrittenLines
 from parl.report.watchers import MetricsWatcher, Several
 from parl.report.write import write_report
 from parl.rounds.certified import require_certified
-from parl.rounds.checkpoint import CHECKPOINTS, verify_checkpoint
+from parl.rounds.checkpoint import CHECKPOINTS, newest_intact
 from parl.rounds.experiment import FINISHED, run_experiment
 from parl.rounds.machine import WARM_START, RoundMachine
 from parl.rounds.parts import RunParts
@@ -57,7 +57,7 @@ def drive(folder: RunFolder, stream: TextIO) -> None:
         hint = f"resume with: parl rl resume {shortest(folder)}"
         require_unedited(folder, store)
         try:
-            _check_checkpoint(folder, store)
+            _check_checkpoint(folder, store, stream)
             if store.run_status() != FINISHED:
                 _run(folder, ledger, store, stream)
             files = write_report(ledger, folder.run_id, folder.path)
@@ -108,14 +108,23 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _check_checkpoint(folder: RunFolder, store: Store) -> None:
+def _check_checkpoint(folder: RunFolder, store: Store, stream: TextIO) -> None:
     """CheckpointError before a cluster is started, not after."""
-    rows = [row for row in store.committed_rounds() if row.checkpoint_path]
-    if rows:
-        newest = rows[-1]
-        assert newest.checkpoint_path is not None and newest.checkpoint_hash is not None
-        name = Path(newest.checkpoint_path).name
-        verify_checkpoint(folder.path / CHECKPOINTS / name, newest.checkpoint_hash)
+    rows = [
+        (row.checkpoint_path, row.checkpoint_hash)
+        for row in store.committed_rounds()
+        if row.checkpoint_path is not None and row.checkpoint_hash is not None
+    ]
+    if not rows:
+        return
+    found = newest_intact(folder.path / CHECKPOINTS, rows)
+    if found != len(rows) - 1:
+        newest, used = (Path(rows[i][0]).name for i in (-1, found))
+        typer.echo(
+            f"checkpoint {newest} is damaged or missing; going on from {used}, the rounds since "
+            "then are learned again from the ledger",
+            file=stream,
+        )
 
 
 def _run(folder: RunFolder, ledger: Ledger, store: Store, stream: TextIO) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 from safetensors import SafetensorError
 
 from parl.errors import CheckpointError, RunError
@@ -20,6 +21,7 @@ from parl.errors import CheckpointError, RunError
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints in its run folder."""
 TEMP_PREFIX = ".tmp-"
+log = structlog.get_logger(__name__)
 
 
 class Saves(Protocol):
@@ -76,6 +78,26 @@ def verify_checkpoint(path: Path, expected: str) -> None:
             f"checkpoint {path} has hash {found[:12]}, the ledger expects {expected[:12]}: "
             "files were changed after the commit; restore the folder from a copy"
         )
+
+
+def newest_intact(root: Path, committed: Sequence[tuple[str, str]]) -> int:
+    """Index of the last of ``committed`` ((path, hash) in order of commit) that is whole under
+    ``root``. Names count, not paths. A damaged one costs a replay of the rounds since the one
+    before, not the run; CheckpointError of the newest when none is whole."""
+    first_error: CheckpointError | None = None
+    for index in range(len(committed) - 1, -1, -1):
+        path, digest = committed[index]
+        try:
+            verify_checkpoint(root / Path(path).name, digest)
+        except CheckpointError as error:
+            if first_error is None:
+                first_error = error
+            continue
+        if first_error is not None:
+            log.warning("checkpoint_damaged", error=str(first_error), used=Path(path).name)
+        return index
+    assert first_error is not None, "no checkpoint was committed"
+    raise first_error
 
 
 def sweep(root: Path, named: Iterable[Path]) -> list[Path]:

@@ -20,7 +20,7 @@ from parl.config import RunConfig
 from parl.errors import CheckpointError, RoundError
 from parl.rollout.jobs import GroupJob
 from parl.rounds.batch import Batch, make_batch
-from parl.rounds.checkpoint import CHECKPOINTS, prune, sweep, verify_checkpoint, write_checkpoint
+from parl.rounds.checkpoint import CHECKPOINTS, newest_intact, prune, sweep, write_checkpoint
 from parl.rounds.clock import Clock
 from parl.rounds.jobs import JobMaker
 from parl.rounds.ports import Collector, LearnerPort
@@ -85,9 +85,9 @@ class RoundMachine:
     def restore(self) -> None:
         """Make learner, reward state and engines what the ledger says they are.
 
-        Loads the newest committed checkpoint, replays the rounds committed after it from their
-        ledgered batches and compares each version with its committed checksum. CheckpointError
-        when the checkpoint is damaged or a checksum differs; RunError when the ledger is torn.
+        Loads the newest committed checkpoint that is whole, replays the rounds committed after it
+        from their ledgered batches and compares each version with its committed checksum.
+        CheckpointError when none is whole or a checksum differs; RunError when the ledger is torn.
         """
         committed = self.store.committed_rounds()
         named = [Path(row.checkpoint_path) for row in committed if row.checkpoint_path]
@@ -95,8 +95,7 @@ class RoundMachine:
             log.info("checkpoint_swept", path=str(path), why="no committed round names it")
         if not committed:
             return
-        newest = max(i for i, row in enumerate(committed) if row.checkpoint_path)
-        self._load(committed[newest])
+        newest = self._load_newest(committed)
         self._state = self._reward.initial_state()
         for position, row in enumerate(committed):
             if row.phase == TRAIN:
@@ -108,15 +107,18 @@ class RoundMachine:
         self._weights.publish(weights)
         self._collector.publish(weights)
 
-    def _load(self, row: RoundInfo) -> None:
-        """Bring the learner to the checkpoint that ``row`` names."""
-        assert row.checkpoint_path is not None and row.checkpoint_hash is not None, (
-            f"{row.phase} round {row.index}: no checkpoint to load"
-        )
+    def _load_newest(self, committed: Sequence[RoundInfo]) -> int:
+        """Bring the learner to the newest whole checkpoint; returns the index of its round."""
+        rows = [
+            (i, row.checkpoint_path, row.checkpoint_hash)
+            for i, row in enumerate(committed)
+            if row.checkpoint_path is not None and row.checkpoint_hash is not None
+        ]
+        found = newest_intact(self._checkpoints, [(path, digest) for _, path, digest in rows])
+        index, path, _ = rows[found]
         # by name, not by path: a run folder may be moved, or reached by another path
-        path = self._checkpoints / Path(row.checkpoint_path).name
-        verify_checkpoint(path, row.checkpoint_hash)
-        self._learner.restore(path)
+        self._learner.restore(self._checkpoints / Path(path).name)
+        return index
 
     def _replay(self, row: RoundInfo, *, learn: bool) -> None:
         """Fold a committed round into the reward state; ``learn``: take its step again first."""

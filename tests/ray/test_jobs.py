@@ -8,7 +8,7 @@ import pytest
 
 from infra.cluster.config import ClusterConfig
 from infra.cluster.head import HeadNode, start_head
-from infra.cluster.jobs import JobResult, run_job, submit
+from infra.cluster.jobs import JobResult, run_job, stop_job, submit, tell_interrupted
 from infra.ports import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -80,6 +80,30 @@ def test_job_that_takes_too_long(head: HeadNode) -> None:
     """It is stopped at the deadline."""
     result = run(head, "-c", "import time; time.sleep(600)", timeout_s=12, submission_id="long-1")
     assert result.cause == "job long-1 did not end in 12 s and was stopped"
+
+
+def test_ctrl_c_leaves_the_job(head: HeadNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who watches may go; how to come back and how to end it is said."""
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    told: list[tuple[str, str]] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_job(
+            [sys.executable, "-c", "import time; print('going on', flush=True); time.sleep(600)"],
+            address=head.jobs_address,
+            auth_token_path=str(head.token_path),
+            submission_id="watched-1",
+            on_line=interrupt,
+            on_interrupt=lambda name, address: told.append((name, address)),
+        )
+    assert told == [("watched-1", head.jobs_address)]
+    tell_interrupted(*told[0])
+    assert f"ray job stop --address {head.jobs_address} watched-1" in capsys.readouterr().err
+    stop_job("watched-1", address=head.jobs_address, auth_token_path=str(head.token_path))
+    again = run(head, "-c", "pass", submission_id="watched-1")
+    assert "was used before" in again.cause
 
 
 def test_without_the_token(head: HeadNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

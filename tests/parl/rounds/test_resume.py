@@ -130,18 +130,39 @@ def test_replay_that_comes_out_differently_is_refused(resume_from: Callable[[int
         Run.open(resume_from(3), changed)
 
 
-def test_a_damaged_checkpoint_is_refused(resume_from: Callable[[int], Path]):
-    """Nothing is built on files that changed after their commit."""
-    folder = resume_from(2)
-    with (folder / "checkpoints" / "train-00001" / "learner.json").open("a") as file:
+def damage(folder: Path, name: str) -> None:
+    with (folder / "checkpoints" / name / "learner.json").open("a") as file:
         file.write(" ")
-    with pytest.raises(CheckpointError, match="files were changed after the commit"):
-        Run.open(folder)
 
 
-def test_a_missing_checkpoint_is_refused(resume_from: Callable[[int], Path], tmp_path: Path):
-    """The message names the folder to bring back."""
+def test_a_damaged_checkpoint_costs_a_replay(calm: Calm, resume_from: Callable[[int], Path]):
+    """The one before it and the ledger hold the same run, to the bit."""
     folder = resume_from(2)
+    damage(folder, "train-00001")
+    with Run.open(folder) as run:
+        assert (run.machine.next_round, run.machine.weight_version) == (2, 2)
+        run.finish()
+        assert_same_run(run, calm)
+
+
+def test_a_missing_checkpoint_costs_a_replay(
+    calm: Calm, resume_from: Callable[[int], Path], tmp_path: Path
+):
+    """As a damaged one."""
+    folder = resume_from(2)
+    (folder / "checkpoints" / "train-00001").rename(tmp_path / "elsewhere")
+    with Run.open(folder) as run:
+        run.finish()
+        assert_same_run(run, calm)
+
+
+def test_no_whole_checkpoint_is_refused(resume_from: Callable[[int], Path], tmp_path: Path):
+    """Nothing is built on files that changed after their commit; the newest is named."""
+    folder = resume_from(2)
+    damage(folder, "train-00001")
+    damage(folder, "sft-00000")
+    with pytest.raises(CheckpointError, match=r"train-00001.*files were changed after the commit"):
+        Run.open(folder)
     (folder / "checkpoints" / "train-00001").rename(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="train-00001 is missing"):
         Run.open(folder)
