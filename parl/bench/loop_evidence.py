@@ -7,41 +7,18 @@ record are skipped, so an interrupted call is simply repeated.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from parl.bench import demo_runs, job_runs, kill_sweep
-from parl.bench.command import ROOT
-from parl.bench.records import Item, Records, measure
-
-FOLDER = ROOT / "evidence"
+from parl.bench.evidence import evidence_app
+from parl.bench.records import Item
 
 
 def all_items(folder: Path) -> list[Item]:
     """Cheapest first: a broken build shows before the long runs."""
     work = folder / "loop"
     return [*kill_sweep.items(work), *job_runs.items(work), *demo_runs.items(work)]
-
-
-def main(
-    only: Annotated[
-        list[str], typer.Option(help="Names or their beginnings: seed, kill, kill-03, job.")
-    ] = [],  # noqa: B006 - typer reads the default, nobody writes to it
-    limit: Annotated[int | None, typer.Option(help="Measure at most this many items now.")] = None,
-    redo: Annotated[bool, typer.Option("--redo", help="Measure again what has a record.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where records and run folders go.")] = FOLDER,
-) -> None:
-    """Exit 1 when a record says that something does not hold."""
-    records = Records(folder / "loop.json")
-    made, wanted = measure(
-        records, all_items(folder), only=only, limit=limit, redo=redo, say=typer.echo
-    )
-    typer.echo(f"{summary(made)}\n{records.path}: {len(made)} of {wanted} records")
-    if not all(record["ok"] for record in made.values()):
-        sys.exit(1)
 
 
 def summary(made: dict[str, dict[str, Any]]) -> str:
@@ -66,8 +43,7 @@ def _mean(records: list[dict[str, Any]], key: str) -> float:
     return sum(record[key] for record in records) / len(records)
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(main)
+app = evidence_app("loop.json", all_items, summary)
 
 if __name__ == "__main__":
     app()

@@ -8,21 +8,17 @@ is simply repeated.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from parl.bench import attack_suite
-from parl.bench.command import ROOT
-from parl.bench.records import Item, Records, measure
+from parl.bench.evidence import evidence_app
+from parl.bench.records import Item
 from sandbox.backends.base import Level
 from sandbox.bench import bars, kill_leaks
 
-FOLDER = ROOT / "evidence"
 NUM_KILLS = 20
 SEED = 20261130
 LEVELS = ("A", "docker")
@@ -88,24 +84,6 @@ class _Kill:
         }
 
 
-def main(
-    only: Annotated[
-        list[str], typer.Option(help="Names or their beginnings: warm, kill, kill-03, attacks.")
-    ] = [],  # noqa: B006 - typer reads the default, nobody writes to it
-    limit: Annotated[int | None, typer.Option(help="Measure at most this many items now.")] = None,
-    redo: Annotated[bool, typer.Option("--redo", help="Measure again what has a record.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where records and logs go.")] = FOLDER,
-) -> None:
-    """Exit 1 when a record says that something does not hold."""
-    records = Records(folder / "sandbox.json")
-    made, wanted = measure(
-        records, all_items(folder), only=only, limit=limit, redo=redo, say=typer.echo
-    )
-    typer.echo(f"{summary(made)}\n{records.path}: {len(made)} of {wanted} records")
-    if not all(record["ok"] for record in made.values()):
-        sys.exit(1)
-
-
 def summary(made: dict[str, dict[str, Any]]) -> str:
     """One line a group of records."""
     lines = []
@@ -137,8 +115,7 @@ def summary(made: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command()(main)
+app = evidence_app("sandbox.json", all_items, summary)
 
 if __name__ == "__main__":
     app()
