@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +32,7 @@ def make_cache(config: TierConfig, num_full: int = 64, num_warm: int = 128) -> T
     return TieredKV(layout, config, num_full=num_full, num_warm=num_warm, model_id="tiny")
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def row(seed: int, position: int, layer: int) -> tuple[Tensor, Tensor]:
     """Key and value [G, D] of a token: a function of these three."""
     numbers = np.random.default_rng((seed, position, layer)).standard_normal(2 * HEADS * DIM)
