@@ -20,6 +20,14 @@ class EngineConfig(ConfigModel):
     tiers: TierConfig = TierConfig()
     """Hybrid attention: what of a context stays on the device, and where the rest goes. ``hot``,
     ``profile`` and ``deterministic`` are left out: the model section and this one say them."""
+    report_codes: bool = True
+    """Hybrid attention: steps report the codes of blocks that turned warm, for learners that read
+    the same ones (learner.replay_codes). With L layers, G cached heads, keys of D and values of V
+    numbers a token takes L G (9 D / 8 + V + 2) bytes in profile k8v8, without V + 2 in latent
+    attention (engine.kvcache.payload): in host memory while its context or a fork lives, then in
+    the ledger. Four layers of two heads of 32: 560 bytes; 61 latent layers of 576 (K2.5): 39,528,
+    so 5 GB for 128K tokens; switch it off where that is more than agreement in the last digits of
+    a logprob is worth, and where nobody learns."""
     block_size: int = Field(default=32, ge=1)
     """Tokens a KV block; also the step in which attention reads the cache. Hybrid attention: 32."""
     max_contexts: int = Field(default=1024, ge=1)

@@ -9,17 +9,19 @@ thousand tokens at most. Where the scan would have to leave warm tokens out (mor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from engine.attention.config import HybridConfig
+from engine.attention.recorded import CodeFlips, CodesOfLayer, code_keys, code_values
 from engine.attention.retrieve import selection_width
 from engine.attention.select import choose, listed
 from engine.attention.sequence import attend_sequence
 from engine.attention.topology import causal_mask, far_mask, near_mask, warm_end, warm_mask
 from engine.errors import AttentionError
-from engine.kvcache.quantise import BLOCK, Profile, fake_quantise_keys, fake_quantise_values
+from engine.kvcache.quantise import BLOCK, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +46,28 @@ def attend_batch(
     value_dim: int | None = None,
     replay: Tensor | None = None,
     with_choice: bool = False,
+    recorded: CodesOfLayer | None = None,
+    flips: CodeFlips | None = None,
 ) -> BatchAttended:
     """q [B, T, A, D], k [B, T, G, D], v [B, T, G, V], zero where padded on the right; lengths
     int64 [B]; v None: latent attention, see attend_sequence. ``replay`` int32 [B, T, G, P | 1, K],
-    -1 fills. Scores are q.k / sqrt(D). AttentionError when the recorded choice does not fit."""
+    -1 fills. ``recorded``, ``flips``: see attend_sequence. Scores are
+    q.k / sqrt(D). AttentionError when what was recorded does not fit."""
     config.check_hot(hot)
     _check_replay(q, k, config, replay)
     longest = q.shape[1]
     num_far = max(0, longest - config.window - BLOCK)
     whole = config.topk_unit == "token" and config.index in ("codes", "int8", "bf16")
+    coding = _Coding(profile, hot, longest, recorded, flips)
     if not whole or num_far > config.candidates or config.summary_weight > 0:
-        return _one_by_one(q, k, v, lengths, config, hot, profile, value_dim, replay, with_choice)
+        return _one_by_one(q, k, v, lengths, config, coding, value_dim, replay, with_choice)
     groups = k.shape[2]
     queries = (q.float() * q.shape[-1] ** -0.5).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)
-    keys, warm_keys = _both(k, profile, hot, longest, is_key=True)
+    keys, warm_keys = coding.both(k, is_key=True)
     if v is None:
         values, warm_values = keys[..., :value_dim], warm_keys[..., :value_dim]
     else:
-        values, warm_values = _both(v, profile, hot, longest, is_key=False)
+        values, warm_values = coding.both(v, is_key=False)
     steps = torch.arange(1, longest + 1)
     # without codes nothing is warm, but the sink and the window are what they are
     warm = warm_mask(steps, longest, hot if profile != "full" else longest)
@@ -79,20 +85,27 @@ def attend_batch(
     return BatchAttended(out.permute(0, 3, 1, 2, 4).flatten(2, 3), own if with_choice else None)
 
 
-def _both(
-    x: Tensor, profile: Profile, hot: int, longest: int, *, is_key: bool
-) -> tuple[Tensor, Tensor]:
-    """x [B, T, G, D] as it is and as it reads once warm: fp32 [B, G, T, D] each. Only blocks that
-    some query of the batch may read as codes are coded."""
-    plain = x.float().transpose(1, 2)
-    end = warm_end(longest, hot) if profile != "full" else BLOCK
-    if end <= BLOCK:
-        return plain, plain
-    batch = len(x)
-    blocks = plain[:, :, BLOCK:end].unflatten(2, (-1, BLOCK)).transpose(1, 2).flatten(0, 1)
-    coded = (fake_quantise_keys if is_key else fake_quantise_values)(blocks, profile)
-    middle = coded.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-    return plain, torch.cat([plain[:, :, :BLOCK], middle, plain[:, :, end:]], dim=2)
+@dataclass(frozen=True, slots=True)
+class _Coding:
+    profile: Profile
+    hot: int
+    longest: int
+    recorded: CodesOfLayer | None
+    flips: CodeFlips | None
+
+    def both(self, x: Tensor, *, is_key: bool) -> tuple[Tensor, Tensor]:
+        """x [B, T, G, D] as it is and as it reads once warm: fp32 [B, G, T, D] each. Only blocks
+        that some query of the batch may read as codes are coded."""
+        plain = x.float().transpose(1, 2)
+        end = warm_end(self.longest, self.hot) if self.profile != "full" else BLOCK
+        if end <= BLOCK:
+            return plain, plain
+        batch = len(x)
+        blocks = plain[:, :, BLOCK:end].unflatten(2, (-1, BLOCK)).transpose(1, 2).flatten(0, 1)
+        how = (self.profile, self.recorded, self.flips)
+        coded = code_keys(blocks, *how)[0] if is_key else code_values(blocks, *how)
+        middle = coded.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        return plain, torch.cat([plain[:, :, :BLOCK], middle, plain[:, :, end:]], dim=2)
 
 
 def _scores(queries: Tensor, keys: Tensor) -> Tensor:
@@ -164,8 +177,7 @@ def _one_by_one(
     v: Tensor | None,
     lengths: Tensor,
     config: HybridConfig,
-    hot: int,
-    profile: Profile,
+    coding: _Coding,
     value_dim: int | None,
     replay: Tensor | None,
     with_choice: bool,
@@ -174,13 +186,23 @@ def _one_by_one(
     outs, choices = [], []
     for row, length in enumerate(lengths.tolist()):
         here = (q[row, :length], k[row, :length], None if v is None else v[row, :length])
-        recorded = None if replay is None else replay[row, :length]
-        done = attend_sequence(*here, config, hot, profile, value_dim=value_dim, replay=recorded)
+        chosen = None if replay is None else replay[row, :length]
+        codes = None if coding.recorded is None else coding.recorded.of_row(row)
+        attend = partial(
+            attend_sequence,
+            *here,
+            config,
+            coding.hot,
+            coding.profile,
+            value_dim=value_dim,
+            recorded=codes,
+        )
+        done = attend(replay=chosen, flips=coding.flips)
         outs.append(_to_length(done.out, longest))
         if with_choice:
-            if recorded is not None:
+            if chosen is not None:
                 with torch.no_grad():
-                    done = attend_sequence(*here, config, hot, profile, value_dim=value_dim)
+                    done = attend()
             choices.append(_to_length(done.selected, longest, -1))
     return BatchAttended(torch.stack(outs), torch.stack(choices) if with_choice else None)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.attention.config import HybridConfig
 from engine.attention.index import KeyCodeIndex
 from engine.attention.merge import merge, softmax_part
+from engine.attention.recorded import CodeFlips, CodesOfLayer, code_keys, code_values
 from engine.attention.retrieve import Retrieved, retrieve, selection_width
 from engine.attention.summary import means_of, summary_part
 from engine.attention.topology import Chunk, causal_mask, chunks, near_mask, warm_end, warm_start
@@ -25,8 +26,7 @@ from engine.errors import AttentionError
 from engine.kvcache.quantise import (
     BLOCK,
     Profile,
-    fake_quantise_keys,
-    fake_quantise_values,
+    WarmKeys,
     quantise_keys,
     quantise_values,
 )
@@ -54,13 +54,18 @@ def attend_sequence(
     value_dim: int | None = None,
     replay: Tensor | None = None,
     warm: int | None = None,
+    recorded: CodesOfLayer | None = None,
+    flips: CodeFlips | None = None,
 ) -> SequenceAttended:
     """q [n, A, D], k [T, G, D], v [T, G, V] as the model made them, before any coding; v None:
     latent attention, values are the first ``value_dim`` channels of what keys read as. ``replay``:
     ``selected`` of another run, read instead of choosing. ``warm``: tokens the warm tier holds;
-    older ones are cold and hidden, None hides none. AttentionError when ``replay`` does not fit."""
+    older ones are cold and hidden, None hides none. ``recorded``: an engine's codes of one
+    sequence, read in the place of these queries' own; ``flips`` counts how these differ.
+    AttentionError when what was recorded does not fit."""
     config.check_hot(hot)
-    rows = _Rows(q, k, v, config, hot, profile, scale, value_dim, warm)
+    coding = _Coding(profile, recorded, flips)
+    rows = _Rows(q, k, v, config, hot, coding, scale, value_dim, warm)
     num_choices = 1 if config.topk_shared else rows.q.shape[2]
     shape = (len(q), k.shape[1], num_choices, selection_width(config))
     if replay is not None and replay.shape != shape:
@@ -79,6 +84,13 @@ def attend_sequence(
     return SequenceAttended(torch.cat(outs), torch.cat(lses), selected)
 
 
+@dataclass(frozen=True, slots=True)
+class _Coding:
+    profile: Profile
+    recorded: CodesOfLayer | None
+    flips: CodeFlips | None
+
+
 class _Rows:
     """Keys and values of a sequence as they are and as they read once warm."""
 
@@ -89,14 +101,14 @@ class _Rows:
         v: Tensor | None,
         config: HybridConfig,
         hot: int,
-        profile: Profile,
+        coding: _Coding,
         scale: float | None,
         value_dim: int | None,
         warm: int | None,
     ) -> None:
         self.config, self.warm = config, warm
         self.start = len(k) - len(q)
-        self.coded = profile != "full"
+        self.coded = coding.profile != "full"
         scaled = q.float() * (q.shape[-1] ** -0.5 if scale is None else scale)
         self.q = scaled.unflatten(1, (k.shape[1], -1))
         self.k = k.float().transpose(0, 1)
@@ -104,12 +116,15 @@ class _Rows:
         self.v = None if v is None else v.float().transpose(0, 1)
         end = warm_end(len(k), hot) if self.coded else BLOCK
         blocks = _blocks(self.k, end)
-        self.warm_k = _flat(fake_quantise_keys(blocks, profile) if len(blocks) else blocks)
+        how = (coding.profile, coding.recorded, coding.flips)
+        self.codes: WarmKeys | None = None
+        if len(blocks):
+            blocks, self.codes = code_keys(blocks, *how)
+        self.warm_k = _flat(blocks)
         self.warm_v: Tensor | None = None
         if self.v is not None:
             values = _blocks(self.v, end)
-            self.warm_v = _flat(fake_quantise_values(values, profile) if len(values) else values)
-        self.codes = quantise_keys(blocks.detach(), profile) if len(blocks) else None
+            self.warm_v = _flat(code_values(values, *how) if len(values) else values)
 
     def attend(self, chunk: Chunk, replay: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """out [r, A, V], lse [r, A], and the choice [r, G, P | 1, K] of sparse queries."""

@@ -146,14 +146,14 @@ def fake_quantise_keys(k: Tensor, profile: Profile) -> Tensor:
     """Bit-equal to ``dequantise_keys(quantise_keys(k))`` in k's type, with k's gradient."""
     if profile == "full":
         return k
-    return _replace(k, dequantise_keys(quantise_keys(k, profile)))
+    return read_as(k, dequantise_keys(quantise_keys(k, profile)))
 
 
 def fake_quantise_values(v: Tensor, profile: Profile) -> Tensor:
     """Bit-equal to ``dequantise_values(quantise_values(v))`` in v's type, with v's gradient."""
     if profile == "full":
         return v
-    return _replace(v, dequantise_values(quantise_values(v, profile)))
+    return read_as(v, dequantise_values(quantise_values(v, profile)))
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -168,7 +168,8 @@ class _StraightThrough(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-def _replace(x: Tensor, y: Tensor) -> Tensor:
+def read_as(x: Tensor, y: Tensor) -> Tensor:
+    """y in x's type, with x's gradient unchanged (straight-through)."""
     result = _StraightThrough.apply(x, y.to(x.dtype))
     assert isinstance(result, Tensor), "apply returns what forward returned"
     return result

@@ -42,6 +42,8 @@ class Report:
     start: int
     warm_reads: int
     retrieved: int
+    codes: np.ndarray | None
+    codes_start: int
 
 
 @dataclass(slots=True)
@@ -58,6 +60,9 @@ class Context:
     """int16 [capacity, L, K]: routed experts by position; ``record`` makes it grow."""
     selections: np.ndarray | None = None
     """int32 [capacity, layers, G, P | 1, K]: far tokens by position; None in full attention."""
+    codes: dict[int, np.ndarray] | None = None
+    """uint8 [code_bytes] of each block that has turned warm, shared with forks; None: not kept."""
+    code_bytes: int = 0
     blocks: dict[int, int] = field(default_factory=dict)
     """Logical block -> physical block; full attention only."""
     shares_tail: bool = False
@@ -66,6 +71,8 @@ class Context:
     retrieved: int = 0
     """Since the last report, see StepResult."""
     reported: int = 0
+    reported_blocks: int = 1
+    """Codes of the blocks before it were reported; block 0, the sink, has none."""
     served: int = 0
     """Number of the batch this context last had rows in; the longest waiting goes first."""
     began: int = 0
@@ -118,9 +125,20 @@ class Context:
             start,
             self.warm_reads,
             self.retrieved,
+            *self._take_codes(),
         )
         self.warm_reads = self.retrieved = 0
         return report
+
+    def _take_codes(self) -> tuple[np.ndarray | None, int]:
+        start = self.reported_blocks
+        if self.codes is None:
+            return None, start
+        fresh: list[np.ndarray] = []
+        while (codes := self.codes.get(self.reported_blocks)) is not None:
+            fresh.append(codes)
+            self.reported_blocks += 1
+        return np.array(fresh, np.uint8).reshape(len(fresh), self.code_bytes), start
 
 
 def _grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:

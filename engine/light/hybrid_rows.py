@@ -134,10 +134,12 @@ class HybridRows:
         selection_shape: tuple[int, ...],
         through_torch: Through,
         batch: Sequence[tuple[str, list[int]]],
+        report_codes: bool,
     ) -> None:
         """``batch``: contexts with rising positions, without a gap; selection_shape: layers, G,
         P | 1, K."""
         self._kv = kv
+        self._report_codes = report_codes
         self._batch = batch
         # a context no longer than the sink has no far tokens: the same tokens are read
         dense_below = max(config.dense_below, SINK)
@@ -170,14 +172,30 @@ class HybridRows:
         return out
 
     def finish(self) -> Reads:
+        codes = self._fresh_codes() if self._report_codes else {}
         self._kv.end_step(self._step)
         warm = np.concatenate([np.full(r.count, BLOCK * len(r.warm_blocks)) for r in self._runs])
         failed = self._step.failed
         bad = self._bad | {i for i, (ctx, _) in enumerate(self._batch) if ctx in failed}
         selections = self._selections.numpy()
         return Reads(
-            selections, warm, _distinct(selections[:, 0]), np.isin(self._owners, list(bad))
+            selections, warm, _distinct(selections[:, 0]), np.isin(self._owners, list(bad)), codes
         )
+
+    def _fresh_codes(self) -> dict[int, dict[int, np.ndarray]]:
+        """Before the step ends: then other steps may take the slots."""
+        moves = self._step.coding.moves
+        if not moves:
+            return {}
+        slots = sorted({slot for _, _, _, slot in moves})
+        # copies: a view would hold all of them as long as one is wanted
+        payloads = [part.copy() for part in self._kv.device.warm.read(slots)]
+        by_slot = dict(zip(slots, payloads, strict=True))
+        owners = {ctx: owner for owner, (ctx, _) in enumerate(self._batch)}
+        found: dict[int, dict[int, np.ndarray]] = {}
+        for view, block, _, slot in moves:
+            found.setdefault(owners[view.context.id], {})[block] = by_slot[slot]
+        return found
 
     # -- the plan, the same in every layer ------------------------------------------------------
 

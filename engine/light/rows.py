@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +18,14 @@ Plan = list[tuple[Context, list[int]]]
 class Reads:
     """What the rows of a hybrid batch read. selections int32 [N, layers, G, P | 1, K], far tokens,
     -1 fills; warm, retrieved int64 [N]: coded tokens in view and far tokens read, in one layer;
-    failed bool [N], true for contexts with a block that no code stands for."""
+    failed bool [N], true for contexts with a block that no code stands for; codes: of the plan's
+    n-th context, by block, what turned warm (engine.kvcache.payload)."""
 
     selections: np.ndarray
     warm: np.ndarray
     retrieved: np.ndarray
     failed: np.ndarray
+    codes: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
 
 
 class CacheRows(Protocol):

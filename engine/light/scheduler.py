@@ -160,7 +160,7 @@ class Scheduler:
         batch, sampling = self._pack(plan)
         output = self._runner.run(batch)
         start = 0
-        for context, rows in plan:
+        for index, (context, rows) in enumerate(plan):
             end = start + len(rows)
             reads = output.reads
             selections = None if reads is None else reads.selections[start:end]
@@ -168,6 +168,8 @@ class Scheduler:
             if reads is not None:
                 context.warm_reads += int(reads.warm[start:end].sum())
                 context.retrieved += int(reads.retrieved[start:end].sum())
+                if context.codes is not None:
+                    context.codes.update(reads.codes.get(index, {}))
             context.served = self._num_batches
             del context.todo[: len(rows)]
             if output.bad_rows is not None and output.bad_rows[start:end].any():
@@ -303,6 +305,8 @@ class Scheduler:
                 selections=report.selections,
                 warm_reads=report.warm_reads,
                 retrieved=report.retrieved,
+                codes=report.codes,
+                codes_start=report.codes_start,
             )
         )
 

@@ -45,6 +45,7 @@ class TieredTable(ContextTable):
         super().__init__(model_config, config)
         self._kv = kv
         self._through_torch = through_torch(kv, model_config.attention.hybrid)
+        self._report_codes = config.report_codes and kv.config.profile != "full"
         self._promised: Slots = (0, 0)
         self._loading: set[ContextId] = set()
         """Contexts with cold blocks on their way back."""
@@ -75,6 +76,7 @@ class TieredTable(ContextTable):
         context.experts = parent.experts.copy()
         assert parent.selections is not None, "hybrid attention records selections"
         context.selections = parent.selections.copy()
+        context.codes = None if parent.codes is None else dict(parent.codes)
         if parent.id in self._loading:
             self._loading.add(child)
 
@@ -168,6 +170,7 @@ class TieredTable(ContextTable):
             self._selection_shape,
             self._through_torch,
             [(context.id, positions) for context, positions in plan],
+            self._report_codes,
         )
         for context, _ in plan:
             context.shares_tail = False
@@ -179,6 +182,8 @@ class TieredTable(ContextTable):
     def _opened(self, context: Context) -> None:
         self._kv.open(context.id)
         context.selections = np.full((len(context.tokens), *self._selection_shape), -1, np.int32)
+        context.codes = {} if self._report_codes else None
+        context.code_bytes = self._kv.layout.warm_block_bytes
 
     def _closed(self, context: Context) -> None:
         self._loading.discard(context.id)
@@ -195,11 +200,13 @@ class TieredTable(ContextTable):
             if warm_end(length + 1, config) != warm_end(held, config):
                 length = 0
             self._kv.truncate(context.id, length)
+            _forget_codes(context, length)
             held = length
         context.todo = list(range(held, len(context.tokens)))
 
     def _drop(self, context: Context) -> None:
         self._kv.truncate(context.id, 0)
+        _forget_codes(context, 0)
         self._loading.discard(context.id)
         context.shares_tail = False
         context.todo = list(range(len(context.tokens)))
@@ -248,6 +255,13 @@ class TieredTable(ContextTable):
             f"{pools.full.slots.num_blocks} and {warm} of {pools.warm.slots.num_blocks} free; "
             "release contexts or raise engine.num_blocks and engine.num_warm_blocks"
         )
+
+
+def _forget_codes(context: Context, length: int) -> None:
+    """Of blocks that do not lie in the first ``length`` tokens: they are made again."""
+    if context.codes is not None:
+        kept = {b: codes for b, codes in context.codes.items() if BLOCK * (b + 1) <= length}
+        context.codes = kept
 
 
 def _held(context: Context) -> int:

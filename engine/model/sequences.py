@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.batched import BatchAttended, attend_batch
-from engine.model.config import AttentionConfig
+from engine.attention.batched import attend_batch
+from engine.attention.recorded import CodeFlips, RecordedCodes
 from engine.model.model import PolicyModel, WatchRouter
 
 Watch = Callable[[int, Tensor, Tensor], None]
@@ -33,12 +33,15 @@ def forward_sequences(
     watch_router: WatchRouter | None = None,
     selections: Tensor | None = None,
     watch_choice: WatchChoice | None = None,
+    codes: RecordedCodes | None = None,
+    code_flips: CodeFlips | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token_ids int64 [B, T] right-padded, lengths int64 [B], experts int64 [B, T, L, K] or None.
 
     In mode hybrid every query reads what an engine's step at its position read: coded keys, sink,
     window and chosen tokens; ``selections`` int32 [B, T, M, G, A / G | 1, S] replays recorded
-    choices. Latent attention is then absorbed, because codes are made of the latent.
+    choices, ``codes`` the engine's codes, and ``code_flips`` counts those that these weights would
+    set differently. Latent attention is then absorbed, because codes are made of the latent.
 
     Returns (hidden [N, H], choices int64 [N, L, K], rows int64 [N] = index into B*T). Padding is
     never computed outside attention.
@@ -65,7 +68,19 @@ def forward_sequences(
         if hybrid:
             values = None if model.config.is_mla else padded(v)
             recorded = None if selections is None else selections[:, :, layer]
-            done = _attend_hybrid(config, queries, keys, values, lengths, recorded, watch_choice)
+            done = attend_batch(
+                queries.transpose(1, 2),
+                keys.transpose(1, 2),
+                None if values is None else values.transpose(1, 2),
+                lengths,
+                config.hybrid,
+                config.hot,
+                config.profile,
+                replay=recorded,
+                with_choice=watch_choice is not None,
+                recorded=None if codes is None else codes.layer(layer),
+                flips=code_flips,
+            )
             if watch_choice is not None:
                 assert done.selected is not None, "asked for"
                 watch_choice(layer, done.selected)
@@ -89,26 +104,3 @@ def forward_sequences(
         watch_router=watch_router,
     )
     return hidden, choices, rows
-
-
-def _attend_hybrid(
-    config: AttentionConfig,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    lengths: Tensor,
-    recorded: Tensor | None,
-    watch_choice: WatchChoice | None,
-) -> BatchAttended:
-    """q [B, A, T, D], k [B, G, T, D], v [B, G, T, V]."""
-    return attend_batch(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        None if v is None else v.transpose(1, 2),
-        lengths,
-        config.hybrid,
-        config.hot,
-        config.profile,
-        replay=recorded,
-        with_choice=watch_choice is not None,
-    )

@@ -114,6 +114,11 @@ class StepResult:
     full attention. ``warm_reads``, ``retrieved``: coded tokens in view and far tokens that were
     read, summed over the positions computed in this step, in one layer.
 
+    ``codes``: uint8 [w, bytes], the codes of keys and values (engine.kvcache.payload) of the w
+    blocks [codes_start, codes_start + w) that turned warm since this context last reported (all of
+    them after ``fork``). Blocks have 32 tokens; concatenating all reports covers blocks 1, 2, ...
+    None in full attention, in profile full, and with EngineConfig.report_codes off.
+
     ``top_ids`` int32, ``top_logprobs`` float32 [n, num_logprobs], likeliest first; -1 and -inf
     where fewer tokens could be sampled. ``masks``: uint8 [n, ceil(vocab / 8)], little bit order,
     1 = the constraint allowed the token. ``stop_text``: the one that ended the step.
@@ -129,6 +134,8 @@ class StepResult:
     selections: np.ndarray | None = None
     warm_reads: int = 0
     retrieved: int = 0
+    codes: np.ndarray | None = None
+    codes_start: int = 1
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     masks: np.ndarray | None = None

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.recorded import CodeFlips, RecordedCodes
 from engine.attention.sequence import attend_sequence
+from engine.attention.topology import warm_end
 from engine.config import EngineConfig
 from engine.errors import CapacityError, NotSupportedError
 from engine.kvcache.config import TierConfig
+from engine.kvcache.layout import CacheLayout
 from engine.light.engine import LightEngine
 from engine.model.config import ModelConfig
 from engine.runtime.types import ContextPolicy, DrawKey, EvictSelector, StepRequest, StepResult
@@ -47,15 +50,20 @@ class Trace:
     logprobs: np.ndarray
     experts: np.ndarray
     selections: np.ndarray
+    codes: np.ndarray
 
     @classmethod
     def of(cls, results: Sequence[StepResult]) -> Trace:
         assert all(r.experts is not None and r.selections is not None for r in results)
+        parts = [result.codes for result in results if result.codes is not None]
+        starts = [result.codes_start for result in results]
+        assert starts == [1 + sum(len(p) for p in parts[:i]) for i in range(len(results))]
         return cls(
             np.concatenate([result.token_ids for result in results]),
             np.concatenate([result.logprobs for result in results]),
             np.concatenate([r.experts for r in results if r.experts is not None]),
             np.concatenate([r.selections for r in results if r.selections is not None]),
+            np.concatenate(parts),
         )
 
     def check(self, other: Trace) -> None:
@@ -63,6 +71,7 @@ class Trace:
         np.testing.assert_array_equal(self.logprobs, other.logprobs)
         np.testing.assert_array_equal(self.experts, other.experts)
         np.testing.assert_array_equal(self.selections, other.selections)
+        np.testing.assert_array_equal(self.codes, other.codes)
 
 
 def policy(sample: int) -> ContextPolicy:
@@ -114,6 +123,9 @@ def test_the_tiers_are_used(results: list[StepResult], alone: Trace):
     assert all(result.warm_reads > 0 and result.retrieved > 0 for result in results)
     assert [result.experts_start for result in results] == [0, len(PROMPT) + 19]
     assert alone.selections.shape == (len(PROMPT) + 48, 3, 2, 2, 8)
+    # blocks 1 to 3 of 163 positions; 16 keys, values, their scales and minima in 3 layers, 2 heads
+    assert [result.codes_start for result in results] == [1, 3]
+    assert alone.codes.shape == (3, 3 * 2 * (32 * (16 + 16 + 2) + 4 * 16))
     for position, selected in enumerate(alone.selections):
         far = selected[selected >= 0]
         assert ((far >= 32) & (far < position + 1 - 16)).all()
@@ -192,6 +204,7 @@ def test_rebuilt_in_another_engine(alone: Trace):
     result = run(rebuilt)
     np.testing.assert_array_equal(result.logprobs, alone.logprobs[20:])
     np.testing.assert_array_equal(result.selections, alone.selections)
+    np.testing.assert_array_equal(result.codes, alone.codes)
 
 
 @pytest.mark.slow
@@ -264,6 +277,13 @@ def test_the_sequence_forward_is_the_engines(model: ModelConfig, replay: bool):
     trace = Trace.of(results)
     tokens = PROMPT + trace.token_ids[:20].tolist() + OBSERVED + trace.token_ids[20:].tolist()
     attention = model.attention
+    recorded_codes = RecordedCodes(
+        torch.from_numpy(trace.codes)[None],
+        torch.tensor([len(trace.codes)]),
+        CacheLayout.of(model, attention.profile),
+    )
+    assert len(trace.codes) == warm_end(len(tokens) - 1, attention.hot) // 32 - 1
+    code_flips = CodeFlips()
     flips = 0
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -279,6 +299,8 @@ def test_the_sequence_forward_is_the_engines(model: ModelConfig, replay: bool):
             attention.profile,
             value_dim=v.shape[2] if latent else None,
             replay=recorded if replay else None,
+            recorded=recorded_codes.layer(layer) if replay else None,
+            flips=code_flips,
         )
         flips += int((done.selected != recorded).sum())
         return done.out
@@ -294,8 +316,28 @@ def test_the_sequence_forward_is_the_engines(model: ModelConfig, replay: bool):
     sampled = [len(PROMPT) + i for i in range(20)]
     sampled += [len(PROMPT) + 20 + len(OBSERVED) + i for i in range(20)]
     found = [float(logprobs[p - 1, tokens[p]]) for p in sampled]
-    np.testing.assert_allclose(found, trace.logprobs, atol=1e-4)
+    np.testing.assert_allclose(found, trace.logprobs, atol=1e-5 if replay else 1e-3)
+    # every stored number was compared, and few differ
+    assert code_flips.recorded == (_stored_numbers(model) * len(trace.codes) if replay else 0)
+    assert code_flips.flips <= 0.002 * code_flips.recorded
     assert flips <= 0.001 * trace.selections.size
+
+
+def _stored_numbers(model: ModelConfig) -> int:
+    """Codes, scales and minima of a block."""
+    keys, values = model.cached_key_dim, 0 if model.is_mla else model.cached_value_dim
+    groups = -(-values // 32) * 2 if model.attention.profile == "k8v4" else bool(values)
+    return model.num_hidden_layers * model.cached_heads * (34 * keys + 32 * (values + groups))
+
+
+def test_codes_are_reported_only_where_wanted():
+    async def check(engine: LightEngine) -> None:
+        ctx = await engine.init_context(PROMPT, policy(5))
+        child = await engine.fork(ctx)
+        results = [await engine.forward_step(StepRequest(c, 20)) for c in (ctx, child)]
+        assert [r.codes for r in results] == [None, None] and all(r.warm_reads for r in results)
+
+    run(check, config=CONFIG.model_copy(update={"report_codes": False}))
 
 
 # -- tiers -----------------------------------------------------------------------------------------
