@@ -1,4 +1,7 @@
-"""Knobs of the tiered KV cache; no torch here, configurations must load without it."""
+"""Knobs of the tiered KV cache, its router and its hot zone.
+
+No torch here: configurations must load without it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from infra.config import ConfigModel
 
 BLOCK = 32
 """Tokens of a block."""
+RewarmPolicy = Literal["best_effort", "wait_complete", "timeout"]
+"""See engine.kvcache.tiered.TieredKV.rewarm."""
 
 
 class TierConfig(ConfigModel):
@@ -38,4 +43,78 @@ class TierConfig(ConfigModel):
     def _folder_for_disk(self) -> Self:
         if self.cold == "disk" and self.directory is None:
             raise ValueError("cold = 'disk' needs a directory; name a folder on a local disk")
+        return self
+
+
+class RouterConfig(ConfigModel):
+    summary_dimension: int | None = Field(default=None, ge=1)
+    """What trained adapters or stored summaries were made for; None takes the encoder's word. A
+    number other than the encoder's is an error at start, not a vector cut or padded later."""
+    encoder_weight: float = Field(default=0.7, ge=0.0, le=1.0)
+    """Share of the summary's cosine in a score, the rest is lexical; each over the best of its
+    kind. Chosen on the tune half of the paraphrase set, as is the next."""
+    encoder_weight_cjk: float = Field(default=0.5, ge=0.0, le=1.0)
+    """The same for questions in Chinese, Japanese or Korean script, which the packaged MiniLM
+    cannot read; in between for mixed ones. A multilingual encoder deserves encoder_weight."""
+    fallback_below: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Postings alone choose the candidates when their confidence is at least this; below it the
+    summaries of all cold blocks are searched. 1 searches them always, 0 never."""
+    neighbours: int = Field(default=0, ge=0)
+    """Cold blocks on either side of a hit that come with it: text does not end where a block of 32
+    tokens does. They count against the budget."""
+    k1: float = Field(default=1.2, ge=0.0)
+    """BM25: how soon repeats of a word stop counting."""
+    b: float = Field(default=0.75, ge=0.0, le=1.0)
+    """BM25: how much long blocks are held back."""
+
+
+class ColdRouterConfig(ConfigModel):
+    """At the start of a turn: which cold blocks the new tokens ask for, and bringing them back."""
+
+    budget: int = Field(default=16, ge=1)
+    """Blocks fetched a turn at most."""
+    policy: RewarmPolicy = "wait_complete"
+    """wait_complete: the turn begins when all are there; the only one in deterministic mode.
+    timeout: waits ``timeout_s`` at most. best_effort: does not wait. What comes later is read from
+    then on."""
+    timeout_s: float = Field(default=1.0, ge=0.0)
+    question_tokens: int = Field(default=256, ge=1)
+    """Of a turn's new tokens the last so many are the question."""
+    encoder: Literal["minilm", "hashing", "none"] = "minilm"
+    """Summaries of cold blocks: the packaged MiniLM, feature hashing (knows spelling, no meaning,
+    needs no weights), or none: words and synonyms only."""
+    synonyms: Path | None = None
+    """Synonym file; None is the shipped one."""
+    ranking: RouterConfig = RouterConfig(neighbours=1)
+
+
+class HotZoneConfig(ConfigModel):
+    mode: Literal["absolute", "quantile"] = "quantile"
+    step: int = Field(default=512, ge=BLOCK, multiple_of=BLOCK)
+    """Tokens of one change."""
+    patience: int = Field(default=3, ge=1)
+    """Steps in a row that must ask for a change."""
+    maximum: int = Field(default=8192, ge=BLOCK, multiple_of=BLOCK)
+    """The zone never grows beyond; it never shrinks below what it started with."""
+    mean_over: int = Field(default=10, ge=1)
+    """Steps of the moving mean of entropy."""
+    low: float = Field(default=0.3, ge=0.0, le=1.0)
+    """absolute: grow below this entropy."""
+    high: float = Field(default=0.7, ge=0.0, le=1.0)
+    """absolute: back to the start above this entropy."""
+    calibration: int = Field(default=256, ge=16)
+    """quantile: steps that are only watched; thresholds are theirs from then on."""
+    low_quantile: float = Field(default=0.1, gt=0.0, lt=1.0)
+    high_quantile: float = Field(default=0.9, gt=0.0, lt=1.0)
+    edge_share: float = Field(default=0.02, gt=0.0, lt=1.0)
+    """quantile: mass just beyond the edge, of all but the sink's, below which nothing is gained by
+    growing."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not (self.low < self.high and self.low_quantile < self.high_quantile):
+            raise ValueError(
+                f"low {self.low}, high {self.high}, low_quantile {self.low_quantile}, "
+                f"high_quantile {self.high_quantile}: each low must be less than its high"
+            )
         return self

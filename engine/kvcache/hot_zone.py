@@ -14,47 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.errors import NotSupportedError
-from engine.kvcache.quantise import BLOCK
-from infra.config import ConfigModel
-
-
-class HotZoneConfig(ConfigModel):
-    mode: Literal["absolute", "quantile"] = "quantile"
-    step: int = Field(default=512, ge=BLOCK, multiple_of=BLOCK)
-    """Tokens of one change."""
-    patience: int = Field(default=3, ge=1)
-    """Steps in a row that must ask for a change."""
-    maximum: int = Field(default=8192, ge=BLOCK, multiple_of=BLOCK)
-    """The zone never grows beyond; it never shrinks below what it started with."""
-    mean_over: int = Field(default=10, ge=1)
-    """Steps of the moving mean of entropy."""
-    low: float = Field(default=0.3, ge=0.0, le=1.0)
-    """absolute: grow below this entropy."""
-    high: float = Field(default=0.7, ge=0.0, le=1.0)
-    """absolute: back to the start above this entropy."""
-    calibration: int = Field(default=256, ge=16)
-    """quantile: steps that are only watched; thresholds are theirs from then on."""
-    low_quantile: float = Field(default=0.1, gt=0.0, lt=1.0)
-    high_quantile: float = Field(default=0.9, gt=0.0, lt=1.0)
-    edge_share: float = Field(default=0.02, gt=0.0, lt=1.0)
-    """quantile: mass just beyond the edge, of all but the sink's, below which nothing is gained by
-    growing."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> HotZoneConfig:
-        if not (self.low < self.high and self.low_quantile < self.high_quantile):
-            raise ValueError(
-                f"low {self.low}, high {self.high}, low_quantile {self.low_quantile}, "
-                f"high_quantile {self.high_quantile}: each low must be less than its high"
-            )
-        return self
+from engine.kvcache.config import BLOCK
+from engine.kvcache.config import HotZoneConfig as HotZoneConfig
 
 
 @dataclass(frozen=True, slots=True)

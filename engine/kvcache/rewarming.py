@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from engine.errors import BlockCorrupt, InvalidStateError
 from engine.kvcache.cold import ColdTier
+from engine.kvcache.config import RewarmPolicy as RewarmPolicy
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.table import ContextBlocks
 from engine.kvcache.tiers import State, Tier
 
-RewarmPolicy = Literal["best_effort", "wait_complete", "timeout"]
 _COLD = (State.COLD_HOST, State.COLD_DISK)
 
 

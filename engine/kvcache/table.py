@@ -5,7 +5,9 @@ J: blocks the arrays have room for; a block that was never written is ABSENT.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -138,3 +140,17 @@ class ContextBlocks:
 def written_bits(offsets: np.ndarray) -> np.uint32:
     """Mask of tokens at offsets int64 [n] of a block."""
     return np.bitwise_or.reduce(np.uint32(1) << offsets.astype(np.uint32))
+
+
+def runs_of(events: Iterable[TierEvent]) -> Iterator[tuple[Tier, int, int]]:
+    """(tier, first token, end) of neighbouring blocks that went to the same tier one after the
+    other."""
+    for tier, group in groupby(events, key=lambda event: event.tier):
+        start = end = -1
+        for event in group:
+            if event.block != end:
+                if end >= 0:
+                    yield tier, BLOCK * start, BLOCK * end
+                start = event.block
+            end = event.block + 1
+        yield tier, BLOCK * start, BLOCK * end

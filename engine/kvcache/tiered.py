@@ -41,7 +41,7 @@ from engine.kvcache.record_store import RecordStore
 from engine.kvcache.rewarming import Rewarmed, RewarmPolicy, request, result
 from engine.kvcache.step import LayerRead, Step, StepView
 from engine.kvcache.stepping import Steps
-from engine.kvcache.table import ContextBlocks, TierEvent
+from engine.kvcache.table import ContextBlocks, TierEvent, runs_of
 from engine.kvcache.tiers import State, Tier
 from engine.runtime.types import EvictResult, KVSummary
 
@@ -118,6 +118,7 @@ class TieredKV:
                 num_warm=context.tokens_in(Tier.WARM),
                 num_cold=context.tokens_in(Tier.COLD),
                 kv_bytes=int(full) * layout.full_block_bytes + int(warm) * layout.warm_block_bytes,
+                cold_bytes=np.count_nonzero(context.record) * layout.record_bytes,
             )
 
     def states(self, ctx: str) -> list[State]:
@@ -140,6 +141,17 @@ class TieredKV:
         """Changes of tier that position and length do not explain."""
         with self._changed:
             return tuple(self._idle(ctx, "events").events)
+
+    def cold_blocks(self, ctx: str) -> list[int]:
+        """Blocks that are not on the device and not on their way to it, rising."""
+        with self._changed:
+            context = self._idle(ctx, "cold_blocks")
+            return context.where(State.SPILLING, State.COLD_HOST, State.COLD_DISK)
+
+    def config_of(self, ctx: str) -> TierConfig:
+        """With the context's own hot zone, see ``set_hot``."""
+        with self._changed:
+            return self._idle(ctx, "config_of").config
 
     def missing(self, ctx: str) -> np.ndarray:
         """Positions that must be computed (again): never written, evicted, or lost; int64."""
@@ -276,6 +288,26 @@ class TieredKV:
                 self._close_if_idle(context)
             return result(context, wanted, self._cold, policy)
 
+    def replay(self, ctx: str, events: Sequence[TierEvent]) -> None:
+        """Move blocks as these earlier events of the context did, for one that is computed again;
+        they are on record already. Errors of ``rewarm`` and ``evict``."""
+        noted = self.events(ctx)
+        for tier, start, end in runs_of(events):
+            if tier == Tier.WARM:
+                self.rewarm(ctx, start, end)
+            elif tier == Tier.COLD:
+                self.evict(ctx, start, end, "cold")
+        with self._changed:
+            self._idle(ctx, "replay").events[:] = noted
+
+    def relieve(self, num_warm: int, last: str) -> bool:
+        """Under memory pressure: send ``num_warm`` warm blocks to the cold tier, the longest unused
+        context's oldest first and those of ``last`` last. Whether anything changed; nothing does in
+        deterministic mode or without a cold tier. May wait."""
+        with self._changed:
+            self._cold.apply()
+            return self._make_room(0, num_warm, set(), {last})
+
     def settle(self) -> None:
         """Wait until nothing is on its way between the tiers, and commit it."""
         with self._changed:
@@ -310,7 +342,8 @@ class TieredKV:
                 short = self._steps.shortage(plans)
                 if max(short) <= 0:
                     break
-                if not self._make_room(*short, set(names)):
+                spared = set(names) if short[0] > 0 else set[str]()
+                if not self._make_room(*short, spared, set(names)):
                     raise self._no_room(*short)
             return self._steps.begin(plans)
 
@@ -421,15 +454,18 @@ class TieredKV:
             if not self._make_room(0, short, {ctx}):
                 raise self._no_room(0, short)
 
-    def _make_room(self, full: int, warm: int, spared: set[str]) -> bool:
-        """Try to free slots; whether anything changed. May wait, so look again after it."""
+    def _make_room(
+        self, full: int, warm: int, spared: set[str], last: set[str] | frozenset[str] = frozenset()
+    ) -> bool:
+        """Try to free slots, those of ``last`` after all others' and none of ``spared``; whether
+        anything changed. May wait, so look again after it."""
         if self._cold.is_writing and (warm > 0 or not self.device.warm.slots.num_free):
             self._wait()
             return True
         if self.config.deterministic:
             return False
         victims = [c for c in self._contexts.values() if not c.busy and c.id not in spared]
-        victims.sort(key=lambda context: context.served)
+        victims.sort(key=lambda context: (context.id in last, context.served))
         can_spill = self.config.cold != "off" and not self._cold.is_full
         return make_room(full, warm, victims, self.device, self._cold, can_spill)
 

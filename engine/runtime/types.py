@@ -155,7 +155,9 @@ class StepDelta:
 
 @dataclass(frozen=True, slots=True)
 class KVSummary:
-    """What the engine keeps for a context: counts are tokens, ``vectors`` are cold summaries."""
+    """What the engine keeps for a context: counts are tokens, bytes those of the device and of cold
+    records. ``vectors``: summaries of cold blocks in order, fp32 [chunks, dimension], where the
+    context's policy asks for them."""
 
     num_tokens: int
     num_hot: int
@@ -163,14 +165,18 @@ class KVSummary:
     num_cold: int
     kv_bytes: int
     vectors: np.ndarray | None = None
+    cold_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EvictSelector:
-    """Tokens [start, end) to drop; engines round outward to whole blocks."""
+    """Tokens [start, end) to drop; engines round outward to whole blocks. ``to`` cold: coded blocks
+    among them leave the device for host memory or disk, and are not read until they are warmed
+    again."""
 
     start: int
     end: int
+    to: Literal["absent", "cold"] = "absent"
 
 
 @dataclass(frozen=True, slots=True)

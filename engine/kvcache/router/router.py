@@ -82,7 +82,7 @@ class ColdRouter:
         for block_id in texts:
             self._refuse_known(block_id)
         for block_id, text in texts.items():
-            self._insert(block_id, _Entry(text, self._summarise(text)))
+            self._insert(block_id, _Entry(text, self.summarise(text)))
 
     def restore(self, block_id: int, text: str, summary: Tensor) -> None:
         """Add a block whose summary [chunks, dimension] was stored. RouterError on another shape
@@ -207,7 +207,8 @@ class ColdRouter:
             best[block_id] = max(cosine, best.get(block_id, -1.0))
         return best
 
-    def _summarise(self, text: str) -> Tensor | None:
+    def summarise(self, text: str) -> Tensor | None:
+        """Summary of a block's text, fp32 [chunks, dimension]; None without an encoder."""
         if self.encoder is None:
             return None
         if not text.strip():  # a block of special tokens: no question leads to it
