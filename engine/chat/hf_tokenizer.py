@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.chat.gguf_vocab import read_metadata, tokenizer_json
 from engine.chat.pieces import Pieces, text_or_bytes
+from engine.chat.vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _MARKER = re.compile(r"<[^\s].*>|\[[A-Z_]+\]", re.DOTALL)
 """Added tokens that are not flagged as special but are markers all the same: <tool_call>."""
 
 
-class HFTokenizer:
+class HFTokenizer(BytesVocabulary):
     """Ids of the model; markers are the added tokens."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
@@ -37,12 +38,6 @@ class HFTokenizer:
 
         _check_kind(description)
         description = _as_plain(description)
-        self._special_ids = {
-            token["content"]: token["id"]
-            for token in description["added_tokens"]
-            if token["special"]
-        }
-        self._specials = frozenset(self._special_ids.values())
         self._byte_ids = _byte_ids(description)
         self._missing = bytes(value for value in range(256) if value not in self._byte_ids)
         if self._missing and any(value in self._missing for value in UNKNOWN.encode()):
@@ -50,9 +45,12 @@ class HFTokenizer:
                 f"vocabulary lacks {len(self._missing)} of the 256 single bytes (first: "
                 f"{self._missing[0]}), those of the replacement character among them"
             )
-        self._pieces = _pieces(description)
         text = json.dumps(description, sort_keys=True)
-        self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        super().__init__(
+            _pieces(description),
+            {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]},
+            hashlib.sha256(text.encode()).hexdigest(),
+        )
         self._merges: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(text)
         self._merges.encode_special_tokens = True
 
@@ -72,19 +70,6 @@ class HFTokenizer:
                 f"tokenizer {file} cannot be read ({error}); expected {TOKENIZER_FILE}, the folder "
                 "that holds it, or a GGUF file"
             ) from error
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Name -> id of all markers."""
-        return dict(self._special_ids)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -108,23 +93,6 @@ class HFTokenizer:
             return text
         missing = frozenset(self._missing)
         return "".join(UNKNOWN if missing.intersection(c.encode()) else c for c in text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._pieces.decode(ids)
-
-    def special_id(self, name: str) -> int:
-        if name not in self._special_ids:
-            raise ChatError(
-                f"special token {name!r} is not in this vocabulary; expected one of "
-                f"{', '.join(self._special_ids)}"
-            )
-        return self._special_ids[name]
-
-    def has_special(self, name: str) -> bool:
-        return name in self._special_ids
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._specials
 
 
 def _check_kind(description: Mapping[str, Any]) -> None:

@@ -10,13 +10,14 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.chat.markers import kimi_special_ids
 from engine.chat.pieces import Pieces, text_or_bytes
+from engine.chat.vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 if TYPE_CHECKING:
@@ -50,27 +51,24 @@ MAX_RUN_CHARS = 25_000
 _LONG_RUN = re.compile(rf"\s{{{MAX_RUN_CHARS + 1},}}|\S{{{MAX_RUN_CHARS + 1},}}")
 
 
-class KimiTokenizer:
+class KimiTokenizer(BytesVocabulary):
     """Ranks 0..n-1 are ids 0..n-1, then come the 256 special tokens."""
 
     def __init__(self, ranks: Mapping[bytes, int]) -> None:
         import tiktoken
 
         _check_ranks(ranks)
-        self._first_special = len(ranks)
-        self._special_ids = kimi_special_ids(len(ranks))
-        by_id = sorted((rank, token) for token, rank in ranks.items())
-        self._pieces = Pieces(
-            [token for _, token in by_id] + [name.encode() for name in self._special_ids]
-        )
+        special_ids = kimi_special_ids(len(ranks))
+        by_id = [token for _, token in sorted((rank, token) for token, rank in ranks.items())]
+        digest = hashlib.sha256(SPLIT_PATTERN.encode())
+        for token in by_id:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        pieces = Pieces(by_id + [name.encode() for name in special_ids])
+        super().__init__(pieces, special_ids, digest.hexdigest())
         # tiktoken is not told of special tokens, so no text can spell one
         self._merges: tiktoken.Encoding = tiktoken.Encoding(
             "kimi", pat_str=SPLIT_PATTERN, mergeable_ranks=dict(ranks), special_tokens={}
         )
-        digest = hashlib.sha256(SPLIT_PATTERN.encode())
-        for _, token in by_id:
-            digest.update(len(token).to_bytes(4, "little") + token)
-        self._fingerprint = digest.hexdigest()
 
     @classmethod
     def from_file(cls, path: str | Path) -> KimiTokenizer:
@@ -86,19 +84,6 @@ class KimiTokenizer:
             ) from error
         return cls(read_ranks(data, str(file)))
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Name -> id of all 256."""
-        return dict(self._special_ids)
-
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in text_or_bytes(text):
@@ -108,24 +93,6 @@ class KimiTokenizer:
             for piece in _pieces_of(part):
                 ids += self._merges.encode_ordinary(piece)
         return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._pieces.decode(ids)
-
-    def special_id(self, name: str) -> int:
-        if name not in self._special_ids:
-            raise ChatError(
-                f"special token {name!r} is not in this vocabulary; expected one of "
-                f"{', '.join(n for n in self._special_ids if 'reserved' not in n)} or "
-                f"<|reserved_token_ID|> of an id without a name"
-            )
-        return self._special_ids[name]
-
-    def has_special(self, name: str) -> bool:
-        return name in self._special_ids
-
-    def is_special(self, token_id: int) -> bool:
-        return self._first_special <= token_id < len(self._pieces)
 
 
 def read_ranks(data: bytes, where: str) -> dict[bytes, int]:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from engine.chat.markers import SINGULAR_SECTION, SPECIAL_TOKENS
 from engine.chat.pieces import Pieces, to_bytes
+from engine.chat.vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 NUM_BYTES = 256
 
 
-class ByteTokenizer:
+class ByteTokenizer(BytesVocabulary):
     """Ids 0-255 are bytes, then ``SPECIAL_TOKENS``, then ``words`` in the given order.
 
     Text becomes its UTF-8 bytes; at each position the longest word that matches is one token.
@@ -26,27 +27,22 @@ class ByteTokenizer:
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.words = tuple(words)
         _check_words(self.words)
-        self._special_ids = {name: NUM_BYTES + offset for offset, name in enumerate(SPECIAL_TOKENS)}
-        self._first_word = NUM_BYTES + len(SPECIAL_TOKENS)
+        first_word = NUM_BYTES + len(SPECIAL_TOKENS)
         pieces = [bytes([value]) for value in range(NUM_BYTES)]
         pieces += [name.encode() for name in SPECIAL_TOKENS]
         spelled = [word.encode() for word in self.words]
-        self._pieces = Pieces(pieces + spelled)
-        self._word_ids = {word: self._first_word + index for index, word in enumerate(spelled)}
+        described = ["ByteTokenizer", list(SPECIAL_TOKENS), list(self.words)]
+        super().__init__(
+            Pieces(pieces + spelled),
+            {name: NUM_BYTES + offset for offset, name in enumerate(SPECIAL_TOKENS)},
+            hashlib.sha256(json.dumps(described).encode()).hexdigest(),
+        )
+        self._word_ids = {word: first_word + index for index, word in enumerate(spelled)}
         # longest first: a regex alternation takes the first branch that matches
         by_length = sorted(spelled, key=len, reverse=True)
         self._word_pattern = (
             re.compile(b"|".join(re.escape(word) for word in by_length)) if spelled else None
         )
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def fingerprint(self) -> str:
-        vocabulary = ["ByteTokenizer", list(SPECIAL_TOKENS), list(self.words)]
-        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         data = to_bytes(text)
@@ -60,23 +56,6 @@ class ByteTokenizer:
             done = match.end()
         ids += data[done:]
         return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._pieces.decode(ids)
-
-    def special_id(self, name: str) -> int:
-        if name not in self._special_ids:
-            raise ChatError(
-                f"special token {name!r} is not in this vocabulary; expected one of "
-                f"{', '.join(SPECIAL_TOKENS)}"
-            )
-        return self._special_ids[name]
-
-    def has_special(self, name: str) -> bool:
-        return name in self._special_ids
-
-    def is_special(self, token_id: int) -> bool:
-        return NUM_BYTES <= token_id < self._first_word
 
 
 def _check_words(words: tuple[str, ...]) -> None:
