@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from engine.chat.base import CallText, Tokenizer
 from engine.chat.markers import (
@@ -84,6 +85,15 @@ class _At(Enum):
     DONE = auto()  # behind the end of the turn
 
 
+Place = Literal["content", "reasoning", "name", "arguments", "nowhere"]
+_PLACES: dict[_At, Place] = {
+    _At.CONTENT: "content",
+    _At.REASONING: "reasoning",
+    _At.NAME: "name",
+    _At.ARGUMENTS: "arguments",
+}
+
+
 class TurnReader:
     """One turn, fed in pieces of any size: ``push`` ids, then ``finish`` once."""
 
@@ -122,6 +132,12 @@ class TurnReader:
             else:
                 self._on_text(token_id)
         return self._calls[before:]
+
+    @property
+    def place(self) -> Place:
+        """Where the next id of ordinary text would go; a server that streams pushes one id after
+        the other and looks here."""
+        return _PLACES.get(self._at, "nowhere")
 
     def finish(self) -> FoundTurn:
         """The whole turn; a call that is still open is an error, never a call."""

@@ -145,12 +145,13 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class StepDelta:
     """The next ``m`` tokens of a streamed step: ``token_ids`` int32 [m], ``logprobs`` float32 [m],
-    alternatives as in StepResult."""
+    alternatives as in StepResult. ``weight_version``: that of the step; -1 = not told."""
 
     token_ids: np.ndarray
     logprobs: np.ndarray
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    weight_version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
