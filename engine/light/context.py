@@ -7,21 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.runtime.types import ContextId, ContextPolicy, StepRequest, StepResult
-
-
-@dataclass(slots=True)
-class RunningStep:
-    """A forward_step in progress."""
-
-    request: StepRequest
-    future: Future[StepResult]
-    start: int
-    stop_ids: frozenset[int]
-    epoch: int
-    """Weight swaps before this step: it runs when that many have been applied."""
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+from engine.light.steps import RunningStep
+from engine.runtime.types import ContextId, ContextPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +64,8 @@ class Context:
     """Number of the batch this context last had rows in; the longest waiting goes first."""
     began: int = 0
     """Order in which steps began; when blocks run short, the last one gives way."""
+    sampled: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of ``tokens`` that its own steps sampled."""
     step: RunningStep | None = None
     forks: list[WaitingFork] = field(default_factory=list)
 

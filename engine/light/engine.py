@@ -10,16 +10,22 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import structlog
 
 from engine.config import EngineConfig
+from engine.constrain.constrainer import Constrainer
+from engine.constrain.guide import Guide
+from engine.constrain.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError, NotSupportedError
 from engine.light.scheduler import Scheduler
+from engine.light.steps import Call
+from engine.light.stream import Stream
 from engine.model.config import ModelConfig
 from engine.runtime.protocol import MRI_VERSION
 from engine.runtime.types import (
@@ -31,6 +37,7 @@ from engine.runtime.types import (
     KVSummary,
     RewarmPolicy,
     RewarmResult,
+    StepDelta,
     StepRequest,
     StepResult,
     WeightSet,
@@ -54,13 +61,18 @@ class LightEngine:
         config: EngineConfig | None = None,
         *,
         fetch_weights: Callable[[int | None], WeightSet] | None = None,
+        vocabulary: Vocabulary | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """``fetch_weights(None)`` gives the newest weights; without it the engine refuses to step
         until ``load_weights``: a restarted engine must never serve random weights.
+        ``vocabulary``: for requests with stop_texts or a constraint, which are refused without.
         ``on_failure`` is told, on the engine's thread, when a bug or lack of memory ends it."""
         self.config = config or EngineConfig()
-        self._scheduler = Scheduler(model_config, self.config)
+        self._scheduler = Scheduler(model_config, self.config, vocabulary)
+        self._constrainer = (
+            None if vocabulary is None else Constrainer(vocabulary, model_config.vocab_size)
+        )
         self._vocab_size = model_config.vocab_size
         self._is_hybrid = model_config.attention.mode == "hybrid"
         if fetch_weights is not None:
@@ -96,10 +108,53 @@ class LightEngine:
         await self._ask(lambda: self._scheduler.contexts.append(ctx, tokens))
 
     async def forward_step(self, request: StepRequest) -> StepResult:
+        made = time.monotonic()
+        guide = await self._guide(request)
         return await self._wait(
-            lambda future: self._scheduler.begin_step(request, future),
+            lambda future: self._scheduler.begin_step(Call(request, future, made, guide=guide)),
             undo=lambda: self._scheduler.cancel(request.ctx),
         )
+
+    async def stream_step(self, request: StepRequest) -> AsyncIterator[StepDelta | StepResult]:
+        """Deltas as they come, those that came together as one; then the result. Closing early
+        cancels the step."""
+        made = time.monotonic()
+        guide = await self._guide(request)
+        stream = Stream(asyncio.get_running_loop())
+
+        def begin(future: Future[StepResult]) -> None:
+            self._scheduler.begin_step(Call(request, future, made, stream.push, guide))
+
+        waiting = asyncio.ensure_future(
+            self._wait(begin, undo=lambda: self._scheduler.cancel(request.ctx))
+        )
+        waiting.add_done_callback(stream.wake)
+        try:
+            while not waiting.done():
+                await stream.wait()
+                # the result only after what was pushed before it
+                delta = stream.take()
+                if delta is not None:
+                    yield delta
+            delta = stream.take()
+            if delta is not None:
+                yield delta
+            yield await waiting
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait([waiting])
+
+    async def _guide(self, request: StepRequest) -> Guide | None:
+        """The constraint of ``request``, compiled outside of the engine's thread."""
+        if request.constraint is None:
+            return None
+        if self._constrainer is None:
+            raise NotSupportedError(
+                "constraint: this engine was started without a vocabulary and knows ids only; give "
+                "it one (LightEngine(vocabulary=...))"
+            )
+        return await asyncio.to_thread(self._constrainer.guide, request)
 
     async def cancel(self, ctx: ContextId) -> None:
         await self._ask(lambda: self._scheduler.cancel(ctx))
@@ -234,11 +289,13 @@ class LightEngine:
 
     def _info(self) -> EngineInfo:
         usage = self._scheduler.usage()
-        capabilities = {"logprobs", "experts", "fork", "evict", "draws"}
+        capabilities = {"logprobs", "experts", "fork", "evict", "draws", "stream"}
         if self._is_hybrid:
             capabilities |= {"tiered", "rewarm"}
         if self.config.deterministic:
             capabilities.add("deterministic")
+        if self._constrainer is not None:
+            capabilities |= {"stop_texts", "constraints"}
         return EngineInfo(
             engine="light",
             mri_version=MRI_VERSION,

@@ -6,6 +6,8 @@ StepResult has exactly one weight version.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,20 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.errors import CapacityError, ContextLost, EngineError, InvalidStateError, WeightsError
-from engine.light.context import Context, RunningStep, WaitingFork
-from engine.light.draws import uniforms
+from engine.constrain.vocabulary import Vocabulary
+from engine.errors import CapacityError, ContextLost, EngineError, WeightsError
+from engine.light.context import Context, WaitingFork
 from engine.light.rows import Plan
 from engine.light.runner import ModelRunner, RowBatch
-from engine.light.sampler import check_sampling, sample
+from engine.light.steps import Call, Steps, told
 from engine.light.tables import new_table
 from engine.model.config import ModelConfig
 from engine.runtime.types import (
     ContextId,
     ContextPolicy,
-    DrawKey,
     FinishReason,
-    StepRequest,
     StepResult,
     WeightSet,
 )
@@ -44,7 +44,12 @@ class Usage:
 class Scheduler:
     """Every method runs on the engine thread."""
 
-    def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         if config.max_context > model_config.max_position_embeddings:
             raise CapacityError(
                 f"engine.max_context={config.max_context} exceeds the model's "
@@ -58,18 +63,18 @@ class Scheduler:
         self._epoch = 0
         self._num_batches = 0
         self._num_begun = 0
-        self._num_unseeded = 0
+        self._steps = Steps(model_config.vocab_size, config.max_context, config.seed, vocabulary)
+        self._deadline = math.inf
+        """The next one of a running step, or earlier."""
 
     # -- commands -------------------------------------------------------------------------------
 
-    def begin_step(self, request: StepRequest, future: Future[StepResult]) -> None:
-        """``future`` resolves when the step ends."""
-        context = self.contexts.idle(request.ctx, "forward_step")
+    def begin_step(self, call: Call) -> None:
+        """``call.future`` resolves when the step ends."""
+        context = self.contexts.idle(call.request.ctx, "forward_step")
         if self._runner.weight_version < 0 and not self._loads:
             raise WeightsError("this engine has no weights yet; call load_weights before a step")
-        if request.max_new_tokens < 1:
-            raise InvalidStateError(f"max_new_tokens={request.max_new_tokens}, expected at least 1")
-        check_sampling(request.sampling)
+        self._steps.check(call.request)
         length = len(context.tokens)
         if length >= self._config.max_context:
             raise CapacityError(
@@ -77,9 +82,8 @@ class Scheduler:
                 f"{self._config.max_context}: no room for a new one"
             )
         assert context.todo[-1] == length - 1, "the last token of an idle context was fed already"
-        context.step = RunningStep(
-            request, future, length, frozenset(request.stop_ids), self._epoch + len(self._loads)
-        )
+        context.step = self._steps.begin(context, call, self._epoch + len(self._loads))
+        self._deadline = min(self._deadline, context.step.deadline)
         self._queue(context)
 
     def cancel(self, ctx: ContextId) -> None:
@@ -153,6 +157,8 @@ class Scheduler:
 
     def step(self) -> None:
         """Compute one batch of rows and hand out what it finished."""
+        if self._deadline < math.inf:
+            self._end_late_steps()
         self._swap_weights()
         plan = self._plan()
         if not plan:
@@ -177,12 +183,27 @@ class Scheduler:
             start = end
         healthy = [i for i, context in enumerate(sampling) if context.step is not None]
         if healthy:
-            self._sample([sampling[i] for i in healthy], output.logits[healthy])
+            chosen = [sampling[i] for i in healthy]
+            for context, reason in self._steps.sample(chosen, output.logits[healthy]):
+                self._finish(context, reason)
         for context, _ in plan:
             if context.forks and not context.num_prefill:
                 waiting, context.forks = context.forks, []
                 for fork in waiting:
                     self._fork(context, fork)
+
+    def _end_late_steps(self) -> None:
+        now = time.monotonic()
+        if now < self._deadline:
+            return
+        self._deadline = math.inf
+        for context in self.contexts:
+            if context.step is None:
+                continue
+            if context.step.deadline <= now:
+                self._finish(context, "deadline")
+            else:
+                self._deadline = min(self._deadline, context.step.deadline)
 
     def _swap_weights(self) -> None:
         while self._loads and not any(self._is_running(context) for context in self.contexts):
@@ -253,31 +274,6 @@ class Scheduler:
         )
         return batch, sampling
 
-    def _sample(self, contexts: list[Context], logits: np.ndarray) -> None:
-        steps = [context.step for context in contexts if context.step is not None]
-        draws = [context.policy.draw or self._fresh_draw() for context in contexts]
-        u = uniforms(draws, [len(context.tokens) for context in contexts])
-        ids, logprobs = sample(logits, u, [step.request.sampling for step in steps])
-        for context, step, token, logprob in zip(
-            contexts, steps, ids.tolist(), logprobs.tolist(), strict=True
-        ):
-            context.todo.append(len(context.tokens))
-            context.tokens.append(token)
-            step.sampled.append(token)
-            step.logprobs.append(logprob)
-            if token in step.stop_ids:
-                self._finish(context, "stop")
-            elif (
-                len(step.sampled) >= step.request.max_new_tokens
-                or len(context.tokens) >= self._config.max_context
-            ):
-                self._finish(context, "length")
-
-    def _fresh_draw(self) -> DrawKey:
-        """Sampling without a draw key: still a stream of its own per token."""
-        self._num_unseeded += 1
-        return DrawKey(self._config.seed, task=self._num_unseeded & 0xFFFFFFFF, stream=0xFFFF)
-
     # -- ends -----------------------------------------------------------------------------------
 
     def _queue(self, context: Context) -> None:
@@ -290,7 +286,8 @@ class Scheduler:
         step = context.step
         assert step is not None
         context.step = None
-        report = context.take_report()
+        context.sampled.append((step.start, len(context.tokens)))
+        report, extra = context.take_report(), told(step)
         has_experts = self._has_experts
         has_report = has_experts or report.selections is not None
         step.future.set_result(
@@ -307,6 +304,10 @@ class Scheduler:
                 retrieved=report.retrieved,
                 codes=report.codes,
                 codes_start=report.codes_start,
+                top_ids=extra.top_ids,
+                top_logprobs=extra.top_logprobs,
+                masks=extra.masks,
+                stop_text=step.stop_text,
             )
         )
 

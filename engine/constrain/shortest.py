@@ -1,0 +1,133 @@
+"""How a text that a grammar has begun can end: a short continuation, found by asking its matcher.
+
+The matcher works on bytes and markers, so a question costs about a microsecond. The search goes
+down greedily, follows what is forced, prefers what closes, and looks one symbol ahead; with a depth
+it tries every way at each fork, to the end, and takes the best. Every answer has been accepted by
+the matcher; none is proved to be the shortest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+END = 256
+"""Symbols: 0-255 are bytes, 256 ends the text, then the markers."""
+_FORCED_MARKER = re.compile(rb"\xff\[(\d+)\]")
+_ORDER = b'}]"0123456789:tfn,aA-+._/ '
+_RANK = {symbol: rank for rank, symbol in enumerate(_ORDER)}
+_CLOSERS = np.packbits(
+    np.isin(np.arange(256), np.frombuffer(b'}]",', np.uint8)).astype(np.uint8), bitorder="little"
+)
+_FEW = 40
+"""So many symbols are all tried; of more, one of each kind."""
+
+
+@dataclass(slots=True)
+class Completer:
+    """Asks ``matcher``, a llguidance matcher over symbols, and leaves it as it was.
+
+    ``hints``: texts that satisfy a pattern whose way cannot be seen one byte ahead.
+    """
+
+    matcher: Any
+    hints: tuple[bytes, ...] = ()
+
+    def complete(self, limit: int, depth: int = 0) -> list[int] | None:
+        """Symbols from here to END, at most ``limit`` of them, or None when none were found."""
+        return self._descend(limit, depth)
+
+    def _descend(self, limit: int, depth: int) -> list[int] | None:
+        matcher = self.matcher
+        taken: list[int] = []
+        try:
+            while len(taken) < limit:
+                if matcher.is_accepting():
+                    return [*taken, END]
+                step = forced(matcher) or self._choose(limit - len(taken), depth)
+                consumed = matcher.try_consume_tokens(step)
+                taken += step[:consumed]
+                if not step or consumed < len(step):
+                    return None
+            return None
+        finally:
+            matcher.rollback(len(taken))
+
+    def _choose(self, limit: int, depth: int) -> list[int]:
+        """The next symbols where several ways are open; [] where none is."""
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        looked = [(self._look(symbol, mask), [symbol]) for symbol in _some(allowed)]
+        looked.sort(key=lambda entry: entry[0])
+        if self.hints and looked and looked[0][0][1]:  # one byte ahead, no way looks better
+            hint = self._hint()
+            if hint:
+                return hint
+        if not depth or len(looked) < 2:
+            return looked[0][1] if looked else []
+        best: list[int] = []
+        for _, step in looked:
+            if self.matcher.try_consume_tokens(step) < len(step):
+                continue
+            rest = self._descend(limit - len(step), depth - 1)
+            self.matcher.rollback(len(step))
+            if rest is not None and len(rest) + len(step) <= limit:
+                best, limit = step, len(rest) + len(step) - 1
+        return best
+
+    def _look(self, symbol: int, mask: np.ndarray) -> tuple[bool, bool, bool, int]:
+        """What speaks against a symbol, the worst first: behind it the text is not complete,
+        nothing closes, nothing has changed; its rank."""
+        matcher = self.matcher
+        matcher.consume_token(symbol)
+        accepting = matcher.is_accepting()
+        after = mask if accepting else np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        matcher.rollback(1)
+        changed = accepting or not np.array_equal(after, mask)
+        closes = accepting or bool((after[:32] & _CLOSERS).any())
+        return (not accepting, not changed, not closes, _RANK.get(symbol, len(_RANK) + symbol))
+
+    def _hint(self) -> list[int]:
+        """The shortest rest of a hint behind which the string, or the text, can end."""
+        rests = {hint[start:] for hint in self.hints for start in range(len(hint))}
+        for rest in sorted(rests, key=lambda rest: (len(rest), rest)):
+            symbols = list(rest)
+            fits = self.matcher.validate_tokens([*symbols, 0x22])
+            if fits > len(rest) or (fits == len(rest) and self._ends_after(symbols)):
+                return symbols
+        return []
+
+    def _ends_after(self, symbols: list[int]) -> bool:
+        self.matcher.consume_tokens(symbols)
+        accepting = self.matcher.is_accepting()
+        self.matcher.rollback(len(symbols))
+        return accepting
+
+
+def forced(matcher: Any) -> list[int]:
+    """Symbols that must come next."""
+    data: bytes = matcher.compute_ff_bytes()
+    if b"\xff" not in data:
+        return list(data)
+    symbols: list[int] = []
+    start = 0
+    for found in _FORCED_MARKER.finditer(data):
+        symbols += data[start : found.start()]
+        symbols.append(int(found[1]))
+        start = found.end()
+    return symbols + list(data[start:])
+
+
+def _some(allowed: np.ndarray) -> Sequence[int]:
+    """All of a few symbols; of many, those with a rank, markers, and the first of the others."""
+    symbols: list[int] = [s for s in allowed.tolist() if s != END]
+    if len(symbols) <= _FEW:
+        return symbols
+    ranked = [s for s in symbols if s in _RANK or s > END]
+    others = [s for s in symbols if s not in _RANK and s < END]
+    # bytes above 0x7f begin characters that need more of them
+    return ranked[:_FEW] + others[:3] + [s for s in others if s >= 0x80][:2]
