@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.config import EngineConfig
 from engine.model.config import ModelConfig
@@ -160,3 +160,14 @@ class RunConfig(ConfigModel):
     warm_start: WarmStartSection = WarmStartSection()
     rounds: RoundsSection = RoundsSection()
     ray: RaySection = RaySection()
+
+    @model_validator(mode="after")
+    def _codes_are_reported(self) -> RunConfig:
+        attention = self.model.attention
+        coded = attention.mode == "hybrid" and attention.profile != "full"
+        if coded and self.learner.replay_codes and not self.engine.report_codes:
+            raise ValueError(
+                "learner.replay_codes = true, but engine.report_codes = false: there would be "
+                "nothing to read; set both to the same"
+            )
+        return self

@@ -50,7 +50,8 @@ class Turn:
     sampled_ids int32 [n], logprobs float32 [n], loss_mask uint8 [n] (0 = sampled but not trained
     on), observation_ids int32 [m]; experts int16 [p, L, K] for positions
     [experts_start, experts_start + p), and for the same positions selections int32
-    [p, M, G, P | 1, S] in hybrid attention, with what it read (StepResult of the engine).
+    [p, M, G, P | 1, S] in hybrid attention, with what it read, and codes uint8 [w, bytes] of blocks
+    [codes_start, codes_start + w), which turned warm (StepResult of the engine).
     """
 
     sampled_ids: np.ndarray
@@ -64,6 +65,8 @@ class Turn:
     selections: np.ndarray | None = None
     warm_reads: int = 0
     retrieved: int = 0
+    codes: np.ndarray | None = None
+    codes_start: int = 1
     media_refs: tuple[str, ...] = ()
 
 
@@ -73,8 +76,8 @@ class TrainingSample:
 
     token_ids int32 [T]; loss_mask uint8 [T] (1 where the token was sampled and is trained on);
     logprobs float32 [T] (engine's, 0 elsewhere); experts int16 [T-1, L, K] or None: routed experts
-    of input positions 0..T-2; selections int32 [T-1, M, G, P | 1, S] or None. ``key`` = (round,
-    task, sample) orders batches.
+    of input positions 0..T-2; selections int32 [T-1, M, G, P | 1, S] or None; codes uint8
+    [W, bytes] of blocks 1..W or None. ``key`` = (round, task, sample) orders batches.
     """
 
     key: tuple[int, int, int]
@@ -84,6 +87,7 @@ class TrainingSample:
     experts: np.ndarray | None
     weight_version: int
     selections: np.ndarray | None = None
+    codes: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -131,7 +135,7 @@ class Trajectory:
     def check(self) -> None:
         """Assert our own invariants: lengths agree, expert reports are gapless, outcome is set."""
         position = len(self.prompt_ids)
-        reported = 0
+        reported, coded = 0, 1
         for index, turn in enumerate(self.turns):
             n = len(turn.sampled_ids)
             assert len(turn.logprobs) == n == len(turn.loss_mask), (
@@ -149,6 +153,12 @@ class Trajectory:
                     f"{self.episode_id} turn {index}: selections cover {len(turn.selections)} "
                     f"positions, experts {len(turn.experts)}"
                 )
+            if turn.codes is not None:
+                assert turn.codes_start == coded, (
+                    f"{self.episode_id} turn {index}: codes start at block {turn.codes_start}, "
+                    f"expected {coded}"
+                )
+                coded += len(turn.codes)
             position += n
             if turn.experts is not None:
                 assert reported == position - 1, (
@@ -207,10 +217,11 @@ class Trajectory:
             experts=_joined([turn.experts for turn in self.turns], num_inputs),
             weight_version=min((turn.weight_version for turn in self.turns), default=-1),
             selections=_joined([turn.selections for turn in self.turns], num_inputs),
+            codes=_joined([turn.codes for turn in self.turns]),
         )
 
 
-def _joined(reports: list[np.ndarray | None], length: int) -> np.ndarray | None:
-    """The first ``length`` positions of what the turns reported; None where one did not."""
+def _joined(reports: list[np.ndarray | None], length: int | None = None) -> np.ndarray | None:
+    """The first ``length`` entries of what the turns reported; None where one did not."""
     known = [report for report in reports if report is not None]
     return np.concatenate(known)[:length] if known and len(known) == len(reports) else None

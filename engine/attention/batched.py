@@ -55,6 +55,8 @@ def attend_batch(
     q.k / sqrt(D). AttentionError when what was recorded does not fit."""
     config.check_hot(hot)
     _check_replay(q, k, config, replay)
+    if recorded is not None:
+        recorded.check(lengths, hot)
     longest = q.shape[1]
     num_far = max(0, longest - config.window - BLOCK)
     whole = config.topk_unit == "token" and config.index in ("codes", "int8", "bf16")

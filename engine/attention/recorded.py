@@ -19,6 +19,7 @@ from engine.errors import AttentionError
 from engine.kvcache.layout import CacheLayout
 from engine.kvcache.payload import layer_codes
 from engine.kvcache.quantise import (
+    BLOCK,
     Profile,
     WarmKeys,
     WarmValues,
@@ -64,6 +65,17 @@ class CodesOfLayer:
     values: WarmValues | None
     known: Tensor
 
+    def check(self, lengths: Tensor, hot: int) -> None:
+        """lengths int64 [B]. AttentionError when a sequence cannot have so many warm blocks."""
+        own = (torch.div(lengths - hot, BLOCK, rounding_mode="floor") - 1).clamp(min=0)
+        given = self.known.sum(dim=1)
+        for row in (given > own).nonzero()[:1, 0].tolist():
+            raise AttentionError(
+                f"codes of {int(given[row])} blocks were recorded of a sequence of "
+                f"{int(lengths[row])} tokens, of which {int(own[row])} turn warm with hot = {hot}; "
+                "they are of other tokens or another hot zone"
+            )
+
     def of_row(self, row: int) -> CodesOfLayer:
         """One sequence, without its padding."""
         width = self.known.shape[1]
@@ -92,7 +104,7 @@ def code_keys(
     k: Tensor, profile: Profile, recorded: CodesOfLayer | None, flips: CodeFlips | None = None
 ) -> tuple[Tensor, WarmKeys]:
     """k [B J, G, 32, D] -> what it reads as, with k's gradient, and its codes: those recorded where
-    there are some, else its own. AttentionError when more blocks are recorded than there are."""
+    there are some, else its own."""
     codes = quantise_keys(k, profile)
     if recorded is not None:
         here = _places(recorded, len(k))
@@ -132,14 +144,8 @@ def _places(recorded: CodesOfLayer, num_blocks: int) -> Tensor:
     """Recorded blocks among the learner's: bool [B J]."""
     batch, width = recorded.known.shape
     own = num_blocks // batch
-    most = int(recorded.known.sum(dim=1).max()) if width else 0
-    if most > own:
-        raise AttentionError(
-            f"codes of {most} blocks were recorded, but only {own} turn warm in these sequences; "
-            "they are of other tokens or another hot zone"
-        )
-    known = recorded.known[:, :own]
-    return torch.nn.functional.pad(known, (0, own - known.shape[1])).flatten()
+    assert width <= own, f"codes of {width} blocks for {own}, see CodesOfLayer.check"
+    return torch.nn.functional.pad(recorded.known, (0, own - width)).flatten()
 
 
 def _replaced(own: list[Tensor], theirs: list[Tensor], here: Tensor) -> list[Tensor]:

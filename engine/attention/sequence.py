@@ -64,6 +64,8 @@ def attend_sequence(
     sequence, read in the place of these queries' own; ``flips`` counts how these differ.
     AttentionError when what was recorded does not fit."""
     config.check_hot(hot)
+    if recorded is not None:
+        recorded.check(torch.tensor([len(k)]), hot)
     coding = _Coding(profile, recorded, flips)
     rows = _Rows(q, k, v, config, hot, coding, scale, value_dim, warm)
     num_choices = 1 if config.topk_shared else rows.q.shape[2]

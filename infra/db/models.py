@@ -206,6 +206,10 @@ class TurnRow(Base):
     """dtype:sizes, as <i2:150,3,2,2,16"""
     warm_reads: Mapped[int] = mapped_column(default=0)
     retrieved: Mapped[int] = mapped_column(default=0)
+    codes: Mapped[bytes | None]
+    """zlib; of blocks from codes_start on, as engines with hybrid attention report them"""
+    codes_shape: Mapped[str | None]
+    codes_start: Mapped[int] = mapped_column(default=1)
     media_json: Mapped[list[Any]] = mapped_column(JsonText, default=list)
 
 

@@ -10,7 +10,7 @@ from infra.db.errors import shown
 from infra.db.models import Base
 from infra.errors import LedgerError
 
-SCHEMA_HEAD = "0004"
+SCHEMA_HEAD = "0005"
 """Revision id of the newest migration; a test holds it to infra/db/migrations."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

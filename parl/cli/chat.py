@@ -106,6 +106,7 @@ def _load(model: Path, thinking: bool, context: int) -> tuple[Renderer, LightEng
         block_size=BLOCK,
         max_contexts=1,
         deterministic=False,
+        report_codes=False,
     )
     tensors = {name: tensor.numpy() for name, tensor in policy.state_dict().items()}
     weights = make_weight_set(0, tensors, config.model_dump(mode="json"))

@@ -19,7 +19,8 @@ from parl.trajectory import TrainingSample
 class MicroBatch:
     """token_ids int64 [B, T]; lengths int64 [B]; mask bool [B, T] (trained tokens); old_logprobs,
     advantages float32 [B, T]; experts int64 [B, T, L, K] or None; selections int32
-    [B, T, M, G, P | 1, S] or None."""
+    [B, T, M, G, P | 1, S] or None; codes uint8 [B, W, bytes] of blocks 1 .. W or None, of which
+    num_codes int64 [B] are not padding."""
 
     token_ids: Tensor
     lengths: Tensor
@@ -28,6 +29,8 @@ class MicroBatch:
     advantages: Tensor
     experts: Tensor | None
     selections: Tensor | None = None
+    codes: Tensor | None = None
+    num_codes: Tensor | None = None
 
 
 def split(samples: Sequence[TrainingSample], max_tokens: int) -> list[list[int]]:
@@ -67,12 +70,15 @@ def micro_batches(
     *,
     with_experts: bool,
     with_selections: bool = False,
+    with_codes: bool = False,
 ) -> Iterator[MicroBatch]:
     """Padded tensors, built one at a time."""
     for indices in split(samples, max_tokens):
         chosen = [samples[i] for i in indices]
         batch = _pad(chosen, [advantages[i] for i in indices], with_experts)
-        yield replace(batch, selections=_selections(chosen)) if with_selections else batch
+        if with_selections:
+            batch = replace(batch, selections=_selections(chosen))
+        yield _with_codes(batch, chosen) if with_codes else batch
 
 
 def _selections(samples: Sequence[TrainingSample]) -> Tensor | None:
@@ -85,6 +91,18 @@ def _selections(samples: Sequence[TrainingSample]) -> Tensor | None:
     for row, selections in enumerate(known):
         padded[row, : len(selections)] = selections
     return torch.from_numpy(padded)
+
+
+def _with_codes(batch: MicroBatch, samples: Sequence[TrainingSample]) -> MicroBatch:
+    """As it is where a sample has none."""
+    known = [s.codes for s in samples if s.codes is not None]
+    if len(known) < len(samples):
+        return batch
+    counts = [len(codes) for codes in known]
+    padded = np.zeros((len(samples), max(counts), known[0].shape[1]), np.uint8)
+    for row, codes in enumerate(known):
+        padded[row, : len(codes)] = codes
+    return replace(batch, codes=torch.from_numpy(padded), num_codes=torch.tensor(counts))
 
 
 def _pad(

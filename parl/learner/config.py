@@ -53,5 +53,9 @@ class LearnerConfig(ConfigModel):
     """Route training tokens to the experts the engine recorded."""
     replay_selections: bool = True
     """Hybrid attention: read the far tokens that the engine recorded."""
+    replay_codes: bool = True
+    """Hybrid attention: read keys and values from the codes that the engine recorded, and count
+    those that the learner would have set differently. engine.report_codes says what they cost;
+    without them logprobs of engine and learner differ by some 1e-3."""
     router_bias_rate: float = Field(default=0.0, ge=0)
     """Step of the router's selection bias towards equal expert loads after each RL update."""

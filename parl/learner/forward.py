@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.attention.recorded import CodeFlips, RecordedCodes
+from engine.kvcache.layout import CacheLayout
 from engine.model.model import PolicyModel
 from engine.model.sequences import Watch, forward_sequences
 from parl.learner.batching import MicroBatch
@@ -18,8 +20,9 @@ class TokenStats:
     logprobs, advantages float32 [n]; flipped bool [n]: the router, left alone, would have sent the
     predicting position elsewhere than the engine did, or its queries would have read another far
     token. flips / choices count routings of all positions, selection_flips / selections far tokens
-    that were recorded and would not be chosen now; loads int64 [L, E] counts the router's own
-    choices."""
+    that were recorded and would not be chosen now; code_flips / codes stored numbers of coded keys
+    and values that were recorded and would be others now; loads int64 [L, E] counts the router's
+    own choices."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -31,11 +34,14 @@ class TokenStats:
     loads: Tensor
     selection_flips: int = 0
     selections: int = 0
+    code_flips: int = 0
+    codes: int = 0
 
 
 def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = None) -> TokenStats:
     """Predict token t from position t - 1 for every masked t; ``watch`` sees queries and keys."""
     own = _OwnChoices(batch) if batch.selections is not None else None
+    codes, code_flips = _recorded_codes(model, batch), CodeFlips()
     hidden, chosen, rows = forward_sequences(
         model,
         batch.token_ids,
@@ -44,6 +50,8 @@ def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = Non
         watch,
         selections=batch.selections,
         watch_choice=None if own is None else own.add,
+        codes=codes,
+        code_flips=code_flips,
     )
     longest = batch.token_ids.shape[1]
     target = batch.mask.flatten().nonzero()[:, 0]
@@ -77,7 +85,18 @@ def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = Non
         _loads(chosen, model.config.n_routed_experts),
         0 if own is None else own.flips,
         0 if own is None else own.recorded,
+        code_flips.flips,
+        code_flips.recorded,
     )
+
+
+def _recorded_codes(model: PolicyModel, batch: MicroBatch) -> RecordedCodes | None:
+    """AttentionError when the codes are of another model section."""
+    if batch.codes is None:
+        return None
+    assert batch.num_codes is not None, "codes come with their numbers"
+    layout = CacheLayout.of(model.config, model.config.attention.profile)
+    return RecordedCodes(batch.codes, batch.num_codes, layout)
 
 
 class _OwnChoices:

@@ -75,6 +75,7 @@ class TokenLearner:
             self.config.micro_batch_tokens,
             with_experts=self.config.replay_experts,
             with_selections=self.config.replay_selections,
+            with_codes=self.config.replay_codes,
         ):
             stats = token_stats(self.model, batch, self._qk_clip.watch)
             loss, masked = loss_fn(
@@ -196,6 +197,7 @@ class _Tally:
         self.max_dlogp = 0.0
         self.tokens = self.clean = self.masked = self.flips = self.choices = 0
         self.selection_flips = self.selections = 0
+        self.code_flips = self.codes = 0
         self.loads: Tensor | None = None
 
     def add(self, loss: Tensor, stats: TokenStats, masked: int) -> None:
@@ -210,6 +212,8 @@ class _Tally:
         self.choices += stats.choices
         self.selection_flips += stats.selection_flips
         self.selections += stats.selections
+        self.code_flips += stats.code_flips
+        self.codes += stats.codes
         self.loads = stats.loads if self.loads is None else self.loads + stats.loads
         if len(same):
             self.abs_dlogp += float(same.sum())
@@ -230,4 +234,6 @@ class _Tally:
         }
         if self.selections:
             found["selection_flip_share"] = self.selection_flips / self.selections
+        if self.codes:
+            found["kv_code_flip_share"] = self.code_flips / self.codes
         return found

@@ -144,13 +144,16 @@ def round_line(report: RoundReport, seconds: float, left: float | None) -> str:
 
 def mismatch(report: RoundReport) -> str:
     """Engine against learner on the same tokens: max |dlogp|, the shares of flipped experts and, in
-    hybrid attention, of retrieved tokens that the learner would not have chosen."""
+    hybrid attention, of retrieved tokens that the learner would not have chosen and of codes of
+    keys and values that it would have set differently."""
     text = (
         f"max|dlogp| {words.small(report.metrics.get('max_abs_dlogp'))} "
         f"flips {words.percent(report.metrics.get('expert_flip_share'))}"
     )
-    chosen = report.metrics.get("selection_flip_share")
-    return text if chosen is None else f"{text} / {words.percent(chosen)}"
+    for key in ("selection_flip_share", "kv_code_flip_share"):
+        if key in report.metrics:
+            text += f" / {words.percent(report.metrics[key])}"
+    return text
 
 
 def eval_line(report: EvalReport, seconds: float) -> str:

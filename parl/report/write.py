@@ -78,10 +78,20 @@ def _before_after(history: RunHistory) -> str:
     return table.as_markdown(rows) if rows else "No held-out evaluation is committed."
 
 
+MISMATCHES = (
+    "max_abs_dlogp",
+    "mean_abs_dlogp",
+    "mismatch_kl",
+    "expert_flip_share",
+    "selection_flip_share",
+    "kv_code_flip_share",
+)
+
+
 def _mismatch(history: RunHistory) -> str:
     """Largest values over all rounds of what the loop measures every round."""
     lines = ["| over all rounds | largest |", "|---|---:|"]
-    for key in ("max_abs_dlogp", "mean_abs_dlogp", "mismatch_kl", "expert_flip_share"):
+    for key in MISMATCHES:
         values = [report.metrics[key] for report in history.rounds if key in report.metrics]
         if values:
             lines.append(f"| {key} | {max(values):.3g} |")

@@ -35,8 +35,8 @@ class EpisodeContext:
     """Remembers every token, so a dead engine costs a prefill and not the episode.
 
     The draw depends only on the position, hence a repeated step samples the same tokens from the
-    same weights; other weights raise StaleWeights. Expert reports that a rebuilt context repeats
-    are cut off, so that the ledger's reports stay gapless.
+    same weights; other weights raise StaleWeights. What a rebuilt context reports once more
+    (experts, selections, codes) is cut off, so that the ledger's reports stay gapless.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class EpisodeContext:
         self._ctx: ContextId | None = None
         self._stepping = False
         self._num_reported = 0
+        self._next_block = 1
         self.num_rebuilds = 0
 
     def __len__(self) -> int:
@@ -157,11 +158,24 @@ class EpisodeContext:
         start = self._num_reported
         self._num_reported += len(reports[0]) - repeated
         return replace(
-            result,
+            self._without_old_codes(result),
             experts=None if result.experts is None else result.experts[repeated:],
             experts_start=start,
             selections=None if result.selections is None else result.selections[repeated:],
         )
+
+    def _without_old_codes(self, result: StepResult) -> StepResult:
+        if result.codes is None:
+            return result
+        start = self._next_block
+        repeated = start - result.codes_start
+        assert repeated >= 0, (
+            f"{self._owner}: codes reported from block {result.codes_start}, expected at most "
+            f"{start}"
+        )
+        codes = result.codes[repeated:]
+        self._next_block += len(codes)
+        return replace(result, codes=codes, codes_start=start)
 
     async def release(self) -> None:
         """Give the context back; stops a step that still runs. Idempotent."""

@@ -339,6 +339,8 @@ def _turn(result: StepResult, observed: np.ndarray | None = None) -> Turn:
         selections=result.selections,
         warm_reads=result.warm_reads,
         retrieved=result.retrieved,
+        codes=result.codes,
+        codes_start=result.codes_start,
     )
 
 

@@ -18,6 +18,7 @@ IDS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
 MASK = np.dtype("u1")
 EXPERTS = np.dtype("<i2")
+CODES = np.dtype("u1")
 
 
 def to_blob(array: np.ndarray, dtype: np.dtype) -> bytes:
@@ -70,6 +71,8 @@ def turn_values(trajectory: Trajectory) -> list[dict[str, Any]]:
             **_selection_values(turn.selections),
             "warm_reads": turn.warm_reads,
             "retrieved": turn.retrieved,
+            **_code_values(turn.codes),
+            "codes_start": turn.codes_start,
             "media_json": list(turn.media_refs),
         }
         for index, turn in enumerate(trajectory.turns)
@@ -93,6 +96,20 @@ def _selections(row: TurnRow) -> np.ndarray | None:
     kind, _, sizes = row.selections_shape.partition(":")
     flat = from_blob(zlib.decompress(row.selections), np.dtype(kind))
     return flat.astype(np.int32).reshape(tuple(map(int, sizes.split(","))))
+
+
+def _code_values(codes: np.ndarray | None) -> dict[str, Any]:
+    if codes is None:
+        return {"codes": None, "codes_shape": None}
+    blob = zlib.compress(to_blob(codes, CODES), level=1)
+    return {"codes": blob, "codes_shape": ",".join(map(str, codes.shape))}
+
+
+def _codes(row: TurnRow) -> np.ndarray | None:
+    if row.codes is None or row.codes_shape is None:
+        return None
+    shape = tuple(map(int, row.codes_shape.split(",")))
+    return from_blob(zlib.decompress(row.codes), CODES).reshape(shape)
 
 
 def call_values(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -175,6 +192,8 @@ def _turn(row: TurnRow) -> Turn:
         selections=_selections(row),
         warm_reads=row.warm_reads,
         retrieved=row.retrieved,
+        codes=_codes(row),
+        codes_start=row.codes_start,
         media_refs=tuple(row.media_json),
     )
 

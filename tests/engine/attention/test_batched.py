@@ -10,8 +10,12 @@ from torch import Tensor
 
 from engine.attention.batched import attend_batch
 from engine.attention.config import HybridConfig
+from engine.attention.recorded import CodeFlips, RecordedCodes
 from engine.attention.sequence import attend_sequence
 from engine.errors import AttentionError
+from engine.kvcache.layout import CacheLayout
+from engine.kvcache.pools import WarmPool
+from engine.kvcache.quantise import Profile
 
 LENGTHS = torch.tensor([180, 33, 97, 1])
 
@@ -77,6 +81,51 @@ def test_a_recorded_choice_is_read_and_the_own_one_told(candidates: int):
     real = torch.arange(q.shape[1]) < LENGTHS[:, None]
     torch.testing.assert_close(again.out[real], own.out[real], rtol=0, atol=1e-6)
     assert again.selected is None
+
+
+@pytest.mark.parametrize("profile", ["k8v8", "k8v4", "literal"])
+def test_recorded_codes_are_read_and_differences_counted(profile: Profile):
+    """Codes of other keys and values, of some of the blocks, read by all sequences at once and one
+    by one: the same outputs and gradients, which pass the codes by; every difference is counted."""
+    q, k, v = (x.requires_grad_() for x in rows())
+    layout = CacheLayout(1, 2, 16, 16, profile)
+    pool = WarmPool(layout, 3, "cpu", nan=False)
+    _, other_k, other_v = rows(seed=3)
+    slots = torch.tensor(pool.take(3))
+    pool.write(0, slots, *(_blocks_of(x[0], 3) for x in (other_k, other_v)))
+    payload = torch.zeros(4, 3, layout.warm_block_bytes, dtype=torch.uint8)
+    payload[0] = torch.from_numpy(pool.read(slots.tolist()))
+    recorded = RecordedCodes(payload, torch.tensor([3, 0, 0, 0]), layout).layer(0)
+    found, counts = [], []
+    for candidates in (256, 8):
+        flips = CodeFlips()
+        knobs = config(candidates=candidates, dense_below=180)
+        out = attend_batch(q, k, v, LENGTHS, knobs, 40, profile, recorded=recorded, flips=flips).out
+        real = torch.arange(out.shape[1]) < LENGTHS[:, None]
+        found.append([out[real], *torch.autograd.grad((out[real] ** 2).sum(), (q, k, v))])
+        counts.append((flips.flips, flips.recorded))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    # keys and values have nothing to do with each other, so nearly all codes differ
+    assert counts[0] == counts[1] and 0.7 * counts[0][1] < counts[0][0] < counts[0][1]
+    assert counts[0][1] == layout_numbers(layout) * 3
+    own = attend_batch(q, k, v, LENGTHS, config(dense_below=180), 40, profile).out
+    # block 1 turns warm at 104 tokens
+    same = (own - out).abs().amax(dim=(2, 3)) < 1e-5
+    assert bool(same[0, :103].all()) and not bool(same[0, 103:].any())
+    assert bool(same[1:][real[1:]].all())
+
+
+def layout_numbers(layout: CacheLayout) -> int:
+    """Codes, scales and minima of a block of one layer with two heads."""
+    keys = 32 * 16 + 2 * (1 if layout.profile == "literal" else 16)
+    scales = {"k8v8": 32, "k8v4": 64, "literal": 1}[layout.profile]
+    return 2 * (keys + 32 * 16 + scales)
+
+
+def _blocks_of(x: Tensor, count: int) -> Tensor:
+    """[T, G, D] -> blocks 1 .. count [count, G, 32, D]"""
+    return x[32 : 32 * (count + 1)].unflatten(0, (count, 32)).transpose(1, 2)
 
 
 def test_latent_rows_are_their_own_values():

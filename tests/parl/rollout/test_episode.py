@@ -47,6 +47,7 @@ def assert_same_tokens(a: Trajectory, b: Trajectory) -> None:
         assert same_bits(left.logprobs, right.logprobs)
         assert same_bits(left.experts, right.experts)
         assert left.experts_start == right.experts_start
+        assert same_bits(left.codes, right.codes) and left.codes_start == right.codes_start
     assert (a.outcome, a.correctness, a.final_text) == (b.outcome, b.correctness, b.final_text)
 
 
@@ -67,6 +68,8 @@ def test_a_solved_episode_is_recorded_as_the_engine_saw_it():
     assert sample.experts is not None and len(sample.experts) == len(sample.token_ids) - 1
     assert np.array_equal(sample.experts[:, 0, 0], np.arange(len(sample.token_ids) - 1))
     assert sample.loss_mask.sum() == trajectory.num_sampled
+    assert sample.codes is not None and len(sample.codes) == (len(sample.token_ids) - 1) // 8 - 2
+    assert np.array_equal(sample.codes.ravel(), sample.token_ids[8:][: sample.codes.size])
 
 
 def test_several_calls_in_a_turn_are_answered_in_order():

@@ -52,6 +52,7 @@ class Context:
     tokens: list[int]
     policy: ContextPolicy
     num_reported: int = 0
+    next_block: int = 1
 
 
 @dataclass
@@ -118,6 +119,9 @@ class TinyRuntime:
         upto = len(context.tokens) - 1
         first, context.num_reported = context.num_reported, upto
         positions = np.arange(first, upto, dtype=np.int16)
+        # as if blocks of 8 tokens turned warm 8 tokens later, coded as their own tokens
+        block, context.next_block = context.next_block, max(context.next_block, upto // 8 - 1)
+        coded = np.array(context.tokens[8 * block : 8 * context.next_block], np.uint8)
         return StepResult(
             token_ids=np.array(ids, np.int32),
             logprobs=-np.arange(start, start + len(ids), dtype=np.float32),
@@ -126,6 +130,8 @@ class TinyRuntime:
             start=start,
             experts=np.stack([positions, positions + 1], -1)[:, None, :],
             experts_start=first,
+            codes=coded.reshape(-1, 8),
+            codes_start=block,
         )
 
     async def fork(self, ctx: ContextId, policy: ContextPolicy | None = None) -> ContextId:

@@ -111,6 +111,9 @@ def turns(draw: st.DrawFn) -> Turn:
         last = draw(st.sampled_from([300, 2**31 - 1]))
         places = st.integers(-1, last)
         selections = draw(hnp.arrays(np.int32, (p, 2, 1, 2, 3), elements=places))
+    codes = None
+    if draw(st.booleans()):
+        codes = draw(hnp.arrays(np.uint8, (draw(st.integers(0, 2)), draw(st.integers(1, 9)))))
     return Turn(
         sampled_ids=draw(_array(np.int32, n)),
         logprobs=draw(_array(np.float32, n)),
@@ -121,6 +124,8 @@ def turns(draw: st.DrawFn) -> Turn:
         experts=experts,
         experts_start=draw(st.integers(0, 100)),
         selections=selections,
+        codes=codes,
+        codes_start=draw(st.integers(1, 100)),
         warm_reads=draw(st.integers(0, 10**6)),
         retrieved=draw(st.integers(0, 10**6)),
         media_refs=tuple(draw(st.lists(st.text(max_size=5), max_size=2))),
@@ -179,8 +184,14 @@ def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 def assert_same_trajectory(a: Trajectory, b: Trajectory) -> None:
     """Every field equal, arrays bit for bit."""
-    arrays = ("sampled_ids", "logprobs", "loss_mask", "observation_ids", "experts", "selections")
-    plain = ("weight_version", "finish", "experts_start", "media_refs", "warm_reads", "retrieved")
+    arrays = (
+        *("sampled_ids", "logprobs", "loss_mask", "observation_ids"),
+        *("experts", "selections", "codes"),
+    )
+    plain = (
+        *("weight_version", "finish", "experts_start", "media_refs", "warm_reads", "retrieved"),
+        "codes_start",
+    )
     assert same_bits(a.prompt_ids, b.prompt_ids)
     assert len(a.turns) == len(b.turns)
     for left, right in zip(a.turns, b.turns, strict=True):
