@@ -35,6 +35,10 @@ class BudgetConfig(ConfigModel):
     """Feasibility guard: enforced only if at least this share of recent correct episodes fit."""
     phi_window: int = Field(default=256, ge=1)
     phi_min_samples: int = Field(default=16, ge=1)
+    infeasible: Literal["suspend", "percentile"] = "suspend"
+    """What the guard puts in place of a budget hardly anyone meets: none, or the length that
+    ``percentile`` of the correct episodes kept when it stepped in (Toggle's budget)."""
+    percentile: float = Field(default=0.5, gt=0, le=1)
 
 
 class EfficiencyConfig(ConfigModel):
@@ -76,6 +80,34 @@ class RepairConfig(ConfigModel):
     """Most that all repairs take; under 1, so that correct stays above wrong."""
 
 
+class GroupGateConfig(ConfigModel):
+    """A second gate, for one prompt: a hard item of an easy type stays without a budget (K2.5's
+    Toggle, c / K >= lambda)."""
+
+    enabled: bool = True
+    share: float = Field(default=0.8, ge=0, le=1)
+    """lambda: least share of the group's scored episodes that must be correct."""
+
+
+class GivingUpConfig(ConfigModel):
+    """An answer that is none counts as wrong, whatever a lenient verifier says of it."""
+
+    enabled: bool = True
+    max_rise: float = Field(default=0.05, ge=0, le=1)
+    """A type's gate closes when its rate of giving up is this much above the rate at which it
+    first opened."""
+
+
+class PaddingConfig(ConfigModel):
+    """Tokens that repeat what the same turn said before."""
+
+    free: float = Field(default=0.2, ge=0, lt=1)
+    """Share of an episode's tokens that may repeat at no cost."""
+    weight: float = Field(default=0.2, ge=0, lt=1)
+    """Share of a positive reward that an episode of nothing but repetition loses; under 1, so that
+    correct stays above wrong."""
+
+
 class RewardConfig(ConfigModel):
     violation: float = Field(default=1.0, gt=0)
     """rho: a violation is worth minus this."""
@@ -84,3 +116,6 @@ class RewardConfig(ConfigModel):
     efficiency: EfficiencyConfig = EfficiencyConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     repairs: RepairConfig = RepairConfig()
+    group_gate: GroupGateConfig = GroupGateConfig()
+    giving_up: GivingUpConfig = GivingUpConfig()
+    padding: PaddingConfig = PaddingConfig()

@@ -56,6 +56,10 @@ class Episode:
     min_tokens: int | None = None
     max_tokens: int | None = None
     group_key: str = ""
+    padding: float = 0.0
+    """Share of ``num_tokens`` that repeat what the same turn said before."""
+    answerable: bool = True
+    """False where saying that there is no answer may be the answer."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

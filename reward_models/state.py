@@ -26,6 +26,12 @@ class TypeState:
     """L_ref, running."""
     guarded: bool = False
     """The feasibility guard suspends the budget."""
+    fallback: float | None = None
+    """T/u of the budget that stands in for a guarded one; measured when the guard stepped in."""
+    given_up: tuple[bool, ...] = ()
+    """Whether each recent scored episode gave up, oldest first."""
+    given_up_at_first: float | None = None
+    """Their rate when the gate first opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,9 @@ class RewardState:
                 minimum=row["minimum"],
                 reference=row["reference"],
                 guarded=row["guarded"],
+                fallback=row["fallback"],
+                given_up=tuple(row["given_up"]),
+                given_up_at_first=row["given_up_at_first"],
             )
             for name, row in data["types"].items()
         }

@@ -39,8 +39,8 @@ def rescore(ledger: Ledger, run_id: str, config: RewardConfig) -> Rescored:
     for row in committed:
         stored = _stored(ledger, run_id, row.index)
         episodes = [t.to_episode() for t in store.load_trajectories("train", row.index)]
-        for episode in episodes:
-            now = model.score(episode, state)
+        scored = model.score_all(episodes, state)
+        for episode, now in zip(episodes, scored, strict=True):
             found = stored[episode.episode_id]
             if (now.total, now.parts) != found:
                 differences.append(

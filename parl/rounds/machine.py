@@ -256,7 +256,7 @@ class RoundMachine:
         return trajectories
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[RewardBreakdown]:
-        return [self._reward.score(t.to_episode(), self._state) for t in trajectories]
+        return self._reward.score_all([t.to_episode() for t in trajectories], self._state)
 
     def _batch(
         self, trajectories: Sequence[Trajectory], breakdowns: Sequence[RewardBreakdown], index: int

@@ -322,3 +322,48 @@ def test_repairs_take_nothing_from_a_wrong_answer():
     wrong = model.score(episode(correctness=0.0, repairs=9), RewardState())
     broken = model.score(episode(correctness=0.0, outcome=Outcome.LOOP, repairs=9), RewardState())
     assert (wrong.total, broken.total) == (0.0, -1.0)
+
+
+GAVE_UP = replace(episode(), final_text="I cannot determine the answer.")
+
+
+def test_giving_up_is_wrong_whatever_the_verifier_says():
+    """Reward 0, and the gate hears 0; where there may be no answer, the verifier decides."""
+    model = RewardModel(config(gate={"min_samples": 4}))
+    answer = model.score(GAVE_UP, RewardState())
+    assert answer.total == 0.0 and answer.reasons == ("gave up (completed)",)
+    state, _ = model.fold(model.initial_state(), [GAVE_UP] * 4)
+    assert state.of("add").gate.accuracy == 0 and state.of("add").correct_tokens == ()
+    assert model.score(replace(GAVE_UP, answerable=False), RewardState()).total == 1.0
+    off = RewardModel(config(giving_up={"enabled": False}))
+    assert off.score(GAVE_UP, RewardState()).total == 1.0
+
+
+def test_work_without_words_is_no_giving_up():
+    """A task whose answer lies in files may end without a text."""
+    assert RewardModel(config()).score(episode(), RewardState()).total == 1.0
+
+
+def test_a_gate_closes_when_more_and_more_give_up():
+    """5 points above the rate at which it opened, though accuracy alone would keep it open."""
+    model = RewardModel(config(gate={"window": 100, "min_samples": 8}))
+    state, _ = model.fold(model.initial_state(), [episode()] * 100)
+    assert state.is_open("add") and state.of("add").given_up_at_first == 0.0
+    state, events = model.fold(state, [episode()] * 95 + [GAVE_UP] * 5)
+    assert state.is_open("add") and events == []
+    state, events = model.fold(state, [GAVE_UP])
+    assert not state.is_open("add") and events[0]["data"]["given_up"] == 0.06
+    assert events[0]["data"]["accuracy"] == 0.94
+    state, _ = model.fold(state, [episode()] * 96)
+    assert state.is_open("add"), "it opens again once fewer do"
+
+
+@pytest.mark.parametrize(("padding", "total"), [(0.0, 1.0), (0.2, 1.0), (0.6, 0.9), (1.0, 0.8)])
+def test_padding_costs_a_share(padding: float, total: float):
+    """Nothing up to a fifth, then linear; never below a wrong answer, and none for a wrong one."""
+    model = RewardModel(config())
+    answer = model.score(replace(episode(), padding=padding), RewardState())
+    assert answer.total == pytest.approx(total)
+    assert ("padding" in answer.parts) == (total < 1)
+    wrong = replace(episode(correctness=0.0), padding=padding)
+    assert model.score(wrong, RewardState()).total == 0.0
