@@ -7,6 +7,7 @@ L MoE layers, K experts per token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,9 @@ OUTCOME_OF_STOP: dict[Stop, Outcome] = {
     Stop.ENV_ERROR: Outcome.ENV_ERROR,
     Stop.INFRA_ERROR: Outcome.INFRA_ERROR,
 }
+
+PADDING_RUN = 16
+"""Tokens in a row that no turn has a reason to say twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,7 @@ class Trajectory:
             min_tokens=self.min_tokens,
             max_tokens=self.max_tokens,
             group_key=self.group_key,
+            padding=padding_share([turn.sampled_ids for turn in self.turns]),
         )
 
     def to_training_sample(self) -> TrainingSample:
@@ -225,3 +230,22 @@ def _joined(reports: list[np.ndarray | None], length: int | None = None) -> np.n
     """The first ``length`` entries of what the turns reported; None where one did not."""
     known = [report for report in reports if report is not None]
     return np.concatenate(known)[:length] if known and len(known) == len(reports) else None
+
+
+def padding_share(sampled: Sequence[np.ndarray], size: int = PADDING_RUN) -> float:
+    """Share of all tokens that lie in a run of ``size`` which its turn has said before; 0 for none.
+
+    Only within a turn: a tool may have to be asked in the same words again.
+    """
+    repeated = 0
+    for ids in sampled:
+        seen: set[bytes] = set()
+        marked = np.zeros(len(ids), bool)
+        for start in range(len(ids) - size + 1):
+            run = ids[start : start + size].tobytes()
+            if run in seen:
+                marked[start : start + size] = True
+            seen.add(run)
+        repeated += int(marked.sum())
+    total = sum(len(ids) for ids in sampled)
+    return repeated / total if total else 0.0

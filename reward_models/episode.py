@@ -57,7 +57,7 @@ class Episode:
     max_tokens: int | None = None
     group_key: str = ""
     padding: float = 0.0
-    """Share of ``num_tokens`` that repeat what the same turn said before."""
+    """Share of ``num_tokens`` that repeat a long run of the same turn."""
     answerable: bool = True
     """False where saying that there is no answer may be the answer."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
