@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from engine.kvcache.config import TierConfig
 from infra.config import ConfigModel
@@ -38,3 +40,33 @@ class EngineConfig(ConfigModel):
     rows, checked on this machine at start. False lets the library pick kernels by batch size."""
     seed: int = Field(default=0, ge=0, lt=2**64)
     """Seeds the draws of contexts whose policy names none."""
+    compute: Literal["exact", "auto", "fast"] = "exact"
+    """exact: torch, op by op. fast: the native step (dense models, AVX-512 with BF16), refused
+    where it cannot run. auto: fast where it can run, else exact in float32, with a line in the log.
+    The last two need ``deterministic = false``."""
+    weights: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
+    """How the native step stores matrices. int8, int4: whole numbers times a scale for each
+    ``weight_group`` inputs of an output; norms and sums stay float32."""
+    weight_group: Literal[32, 64] = 32
+    kv_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How the native step stores keys and values."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of the native step; None: torch's number, one in a Ray worker, else all cores."""
+
+    @model_validator(mode="after")
+    def _native_is_asked_for(self) -> Self:
+        if self.compute != "exact":
+            if self.deterministic:
+                raise ValueError(
+                    f"engine.compute='{self.compute}' does not keep row bits; set "
+                    "engine.deterministic=false or engine.compute='exact'"
+                )
+            return self
+        for name in ("weights", "kv_dtype"):
+            value = getattr(self, name)
+            if value != "float32":
+                raise ValueError(
+                    f"engine.{name}='{value}', but engine.compute='exact' computes in float32; set "
+                    "engine.compute='auto' or 'fast' (and engine.deterministic=false)"
+                )
+        return self

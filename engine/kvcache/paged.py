@@ -58,7 +58,7 @@ class WriteSlots:
 
 
 class PagedKV:
-    """fp32 keys [layers][blocks + 1, G, D, S] and values [layers][blocks + 1, G, S, V].
+    """Keys [layers][blocks + 1, G, D, S] and values [layers][blocks + 1, G, S, V].
 
     Both lie the way the two products of attention read them, so a gathered block is used as it is.
     """
@@ -71,18 +71,23 @@ class PagedKV:
         groups: int,
         head_dim: int,
         value_dim: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        """``dtype`` bfloat16 is for engine.light.native; ``write`` and ``attend`` know float32."""
         value_dim = value_dim or head_dim
         # zeros: block 0 pads block tables and must hold finite numbers
         self.keys = [
-            torch.zeros(num_blocks + 1, groups, head_dim, block_size) for _ in range(num_layers)
+            torch.zeros(num_blocks + 1, groups, head_dim, block_size, dtype=dtype)
+            for _ in range(num_layers)
         ]
         self.values = [
-            torch.zeros(num_blocks + 1, groups, block_size, value_dim) for _ in range(num_layers)
+            torch.zeros(num_blocks + 1, groups, block_size, value_dim, dtype=dtype)
+            for _ in range(num_layers)
         ]
         self._buffers = [torch.empty(0), torch.empty(0)]
         self.block_size = block_size
-        self.bytes_per_block = num_layers * block_size * groups * (head_dim + value_dim) * 4
+        per_token = groups * (head_dim + value_dim) * dtype.itemsize
+        self.bytes_per_block = num_layers * block_size * per_token
 
     def slots(self, blocks: Tensor, offsets: Tensor) -> WriteSlots:
         """Slots of N rows at (block, offset), both int64 [N]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.kvcache.blocks import BlockPool
-from engine.kvcache.paged import ROWS, AttentionPlan, PagedKV
+from engine.kvcache.paged import ROWS, AttentionPlan, PagedKV, WriteSlots
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
 from engine.light.rows import Plan
@@ -172,23 +173,28 @@ class PagedRows:
     """CacheRows over PagedKV: tables int64 [N, J], positions int64 [N]."""
 
     def __init__(self, kv: PagedKV, tables: np.ndarray, positions: np.ndarray) -> None:
-        self._kv = kv
-        size, n = kv.block_size, len(positions)
-        # rows of the longest contexts first (AttentionPlan); padding rows come last and read block
-        # 0, which nobody owns or writes: a NaN there would reach every row that reads past its end
-        self.order = np.argsort(-(positions // size), kind="stable")
+        self.kv, self.tables, self.positions = kv, tables, positions
+        # rows of the longest contexts first (AttentionPlan)
+        self.order = np.argsort(-(positions // kv.block_size), kind="stable")
+
+    @cached_property
+    def _places(self) -> tuple[AttentionPlan, WriteSlots]:
+        """What the rows read and where they write; the native step needs neither."""
+        size, n = self.kv.block_size, len(self.positions)
+        # padding rows come last and read block 0, which nobody owns or writes: a NaN there would
+        # reach every row that reads past its end
         padding = -n % ROWS
-        where = np.pad(positions[self.order], (0, padding))
-        tables = np.pad(tables[self.order], ((0, padding), (0, 0)))
-        self._plan = AttentionPlan.of(tables, where, size)
+        where = np.pad(self.positions[self.order], (0, padding))
+        tables = np.pad(self.tables[self.order], ((0, padding), (0, 0)))
+        plan = AttentionPlan.of(tables, where, size)
         blocks = torch.from_numpy(tables[np.arange(n), where[:n] // size])
-        self._slots = kv.slots(blocks, torch.from_numpy(where[:n] % size))
-        self._num_rows = n
+        return plan, self.kv.slots(blocks, torch.from_numpy(where[:n] % size))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = self._num_rows
-        self._kv.write(layer, self._slots, k[:n], v[:n])
-        return self._kv.attend(layer, q, self._plan)
+        plan, slots = self._places
+        n = len(self.positions)
+        self.kv.write(layer, slots, k[:n], v[:n])
+        return self.kv.attend(layer, q, plan)
 
     def finish(self) -> None:
         return None

@@ -19,7 +19,7 @@ from engine.constrain.vocabulary import Vocabulary
 from engine.errors import CapacityError, ContextLost, EngineError, WeightsError
 from engine.light.context import Context, WaitingFork
 from engine.light.rows import Plan
-from engine.light.runner import ModelRunner, RowBatch
+from engine.light.runner import RowBatch, new_runner, settled
 from engine.light.steps import Call, Steps, told
 from engine.light.tables import new_table
 from engine.model.config import ModelConfig
@@ -55,9 +55,10 @@ class Scheduler:
                 f"engine.max_context={config.max_context} exceeds the model's "
                 f"max_position_embeddings={model_config.max_position_embeddings}; lower it"
             )
+        config = settled(model_config, config)
         self._config = config
         self._has_experts = model_config.num_moe_layers > 0
-        self._runner = ModelRunner(model_config, config)
+        self._runner = new_runner(model_config, config)
         self.contexts = new_table(model_config, config)
         self._loads: deque[tuple[WeightSet, Future[int]]] = deque()
         self._epoch = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+import torch
+
 from engine.config import EngineConfig
 from engine.kvcache.config import TierConfig
 from engine.kvcache.layout import CacheLayout
@@ -28,6 +30,7 @@ def new_table(model: ModelConfig, config: EngineConfig) -> ContextTable:
         model.cached_heads,
         model.cached_key_dim,
         model.cached_value_dim,
+        getattr(torch, config.kv_dtype),
     )
     return PagedTable(model, config, kv)
 

@@ -63,14 +63,21 @@ def supported_instructions() -> list[str]:
 def library(instructions: str) -> Path:
     """The shared library, built now if it is not there yet. BuildError without a compiler, or when
     it fails."""
-    folder = Path(__file__).parent
     options = (*COMMON, *INSTRUCTIONS[instructions][1])
+    return compile_once(Path(__file__).parent, SOURCES, options, f"attend-{instructions}")
+
+
+def compile_once(
+    folder: Path, sources: tuple[str, ...], options: tuple[str, ...], stem: str
+) -> Path:
+    """The shared library of ``sources`` (the first is compiled, it includes the others), as
+    ``library`` says."""
     digest = hashlib.sha256(" ".join(options).encode())
-    for name in SOURCES:
+    for name in sources:
         digest.update((folder / name).read_bytes())
-    target = _cache() / f"attend-{instructions}-{digest.hexdigest()[:16]}.so"
+    target = _cache() / f"{stem}-{digest.hexdigest()[:16]}.so"
     if not target.exists():
-        _compile(folder / SOURCES[0], options, target)
+        _compile(folder / sources[0], options, target)
     return target
 
 
@@ -98,4 +105,4 @@ def _compile(source: Path, options: tuple[str, ...], target: Path) -> None:
             made.replace(target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{target} cannot be built: {error}") from error
-    log.info("native attention built", library=str(target))
+    log.info("native library built", library=str(target))
