@@ -132,7 +132,7 @@ def _episodes(kind: str, actions: np.ndarray, right: np.ndarray, budgeted: bool)
             task_type=kind,
             outcome=Outcome.COMPLETED,
             correctness=float(right[group, sample]),
-            num_tokens=LENGTHS[action],
+            num_tokens=LENGTHS[int(action)],
             num_turns=1,
             num_calls=0,
             final_text="cannot determine" if action == 0 else "an answer",

