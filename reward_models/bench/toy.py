@@ -106,10 +106,8 @@ def play(scheme: Scheme, seed: int, updates: int = 400, rate: float = 0.15) -> d
                 flips[event["key"]] += 1
         state = after
     last = updates // 4
-    return {
-        kind: Result(*np.array(seen[kind][-last:]).mean(axis=0).tolist(), flips[kind])
-        for kind in RIGHT
-    }
+    means = {kind: np.array(seen[kind][-last:]).mean(axis=0) for kind in RIGHT}
+    return {kind: Result(float(m[0]), float(m[1]), flips[kind]) for kind, m in means.items()}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
