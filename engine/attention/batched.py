@@ -19,6 +19,7 @@ from engine.attention.recorded import CodeFlips, CodesOfLayer, code_keys, code_v
 from engine.attention.retrieve import selection_width
 from engine.attention.select import choose, listed
 from engine.attention.sequence import attend_sequence
+from engine.attention.summary import Summarise
 from engine.attention.topology import causal_mask, far_mask, near_mask, warm_end, warm_mask
 from engine.errors import AttentionError
 from engine.kvcache.quantise import BLOCK, Profile
@@ -48,10 +49,11 @@ def attend_batch(
     with_choice: bool = False,
     recorded: CodesOfLayer | None = None,
     flips: CodeFlips | None = None,
+    summarise: Summarise | None = None,
 ) -> BatchAttended:
     """q [B, T, A, D], k [B, T, G, D], v [B, T, G, V], zero where padded on the right; lengths
     int64 [B]; v None: latent attention, see attend_sequence. ``replay`` int32 [B, T, G, P | 1, K],
-    -1 fills. ``recorded``, ``flips``: see attend_sequence. Scores are
+    -1 fills. ``recorded``, ``flips``, ``summarise``: see attend_sequence. Scores are
     q.k / sqrt(D). AttentionError when what was recorded does not fit."""
     config.check_hot(hot)
     _check_replay(q, k, config, replay)
@@ -59,8 +61,8 @@ def attend_batch(
         recorded.check(lengths, hot)
     longest = q.shape[1]
     num_far = max(0, longest - config.window - BLOCK)
-    whole = config.topk_unit == "token" and config.index in ("codes", "int8", "bf16")
-    coding = _Coding(profile, hot, longest, recorded, flips)
+    whole = config.topk_unit == "token" and config.index in ("codes", "int8", "bf16", "latent")
+    coding = _Coding(profile, hot, longest, recorded, flips, summarise)
     if not whole or num_far > config.candidates or config.summary_weight > 0:
         return _one_by_one(q, k, v, lengths, config, coding, value_dim, replay, with_choice)
     groups = k.shape[2]
@@ -94,6 +96,7 @@ class _Coding:
     longest: int
     recorded: CodesOfLayer | None
     flips: CodeFlips | None
+    summarise: Summarise | None
 
     def both(self, x: Tensor, *, is_key: bool) -> tuple[Tensor, Tensor]:
         """x [B, T, G, D] as it is and as it reads once warm: fp32 [B, G, T, D] each. Only blocks
@@ -198,6 +201,7 @@ def _one_by_one(
             coding.profile,
             value_dim=value_dim,
             recorded=codes,
+            summarise=coding.summarise,
         )
         done = attend(replay=chosen, flips=coding.flips)
         outs.append(_to_length(done.out, longest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from infra.config import ConfigModel
 from infra.errors import ConfigError
 
-IndexKind = Literal["codes", "int8", "bf16", "quest", "mean", "none"]
+IndexKind = Literal["codes", "int8", "bf16", "latent", "quest", "mean", "none"]
 
 
 class HybridConfig(ConfigModel):
@@ -28,13 +29,23 @@ class HybridConfig(ConfigModel):
     weights (for latent attention, where very many heads share a choice)."""
     index: IndexKind = "codes"
     """codes: the top two bits of the stored keys. int8: a copy in 8 bits, quick without the native
-    library, 130 bytes a token and head. bf16: exact scores of every far key, the oracle. quest,
-    mean: blocks by bounds or by mean key, lossy. none: nothing is retrieved."""
+    library, 130 bytes a token and head. bf16: exact scores of every far key, the oracle. latent:
+    some channels of latent attention's keys, see latent_dims. quest, mean: blocks by bounds or by
+    mean key, lossy. none: nothing is retrieved."""
+    latent_dims: int = Field(default=64, ge=4, multiple_of=4)
+    """Index latent: the latent's first channels that are scored, beside all rotary ones. Worth most
+    once the model's latents are turned to their principal axes (engine.model.latent_axes)."""
     dense_below: int = Field(default=12288, ge=0)
     """Contexts up to this length are read whole."""
     summary_weight: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Weight w of block means standing for what was not retrieved, as + log w on their logits. 0
-    removes them; worth it only with trained summaries."""
+    """Weight w of block summaries standing for what is not read, warm or cold, as + log w on their
+    logits. 0 removes them; worth it only with trained summaries."""
+    summaries: Literal["adapters", "mean"] = "adapters"
+    """adapters: trained ones from ``summary_adapters``, needed when the weight is above 0. mean:
+    plain means of keys and values, which make attention worse (docs/claims.md)."""
+    summary_adapters: Path | None = None
+    """File of ``parl attention train-summaries``. Part of the policy: engine and learner read it
+    under the same path."""
     native: Literal["auto", "off", "require"] = "auto"
     """The compiled decode path: when it can be built, never, or an error where it cannot."""
 
@@ -45,6 +56,29 @@ class HybridConfig(ConfigModel):
                 f"candidates = {self.candidates} is less than topk = {self.topk}; raise candidates"
             )
         return self
+
+    @model_validator(mode="after")
+    def _summaries_are_there(self) -> HybridConfig:
+        if self.summary_weight > 0 and self.summaries == "adapters" and not self.summary_adapters:
+            raise ValueError(
+                f"summary_weight = {self.summary_weight:g} without summary_adapters: untrained "
+                "summaries make attention worse. Train some (parl attention train-summaries), or "
+                "set summaries = 'mean' to take plain means all the same"
+            )
+        return self
+
+    @classmethod
+    def for_latent(cls, **changes: object) -> HybridConfig:
+        """Latent attention: one choice of 2,048 tokens for all heads, by the sum of their softmax
+        weights over reduced keys (facts/kv-attention.md 2.2). 64 would be few for 64 heads."""
+        base = {
+            "topk": 2048,
+            "candidates": 8192,
+            "topk_shared": True,
+            "share": "softmax",
+            "index": "latent",
+        }
+        return cls.model_validate(base | changes)
 
     def check_hot(self, hot: int) -> None:
         """ConfigError when the window would reach into warm tokens."""

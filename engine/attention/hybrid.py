@@ -17,7 +17,7 @@ from engine.attention.config import HybridConfig
 from engine.attention.index import KeyCodeIndex
 from engine.attention.merge import Part, merge, softmax_part
 from engine.attention.retrieve import Retrieved, retrieve
-from engine.attention.summary import Summaries, block_means, summary_part
+from engine.attention.summary import Summaries, block_means, check_summarise, summary_part
 from engine.attention.topology import is_dense, window_start
 from engine.attention.view import LayerView
 from engine.errors import AttentionError
@@ -44,7 +44,8 @@ def attend_hybrid(
 ) -> Attended:
     """q [A, D], the newest token's query, whose key is already in ``view``; scores are q.k * scale
     (default 1/sqrt(D)). ``index`` belongs to the context and layer; None makes one for this call.
-    ``summaries`` None: means of the warm blocks. AttentionError when the view lacks the window."""
+    ``summaries``: of warm and cold blocks; None where config.summaries is "mean": means of the warm
+    ones. AttentionError when the view lacks the window, or summaries are wanted and not given."""
     scaled = q.float() * (q.shape[-1] ** -0.5 if scale is None else scale)
     if not is_dense(view.length, config.dense_below):
         check_window(view, config)
@@ -78,12 +79,19 @@ def attend_reference(
     begin = window_start(view.length, config.window) - view.hot_start
     parts.append(_full(q, view.hot_k[:, begin:], view.hot_v[:, begin:]))
     lengths = torch.tensor([view.length])
-    index = KeyCodeIndex(config.index) if index is None else index
+    if index is None:
+        latent = value_dim if view.warm is not None and view.warm.values is None else None
+        index = KeyCodeIndex(config.index, latent, config.latent_dims)
     found = retrieve(q, lengths, view.warm, view.hot_k, view.hot_start, config, index)
     parts.append(_retrieved(found, view))
-    if config.summary_weight > 0 and view.warm is not None and len(view.warm):
-        means = summaries or block_means(view.warm, value_dim)
-        parts.append(summary_part(q, means, found, config.summary_weight))
+    if config.summary_weight > 0:
+        check_summarise(config, summaries)
+        if summaries is None and view.warm is not None:
+            summaries = block_means(view.warm, value_dim)
+        warm_blocks = torch.empty(0, dtype=torch.int64) if view.warm is None else view.warm.blocks
+        if summaries is not None and len(summaries.blocks):
+            weight = config.summary_weight
+            parts.append(summary_part(q, summaries, found, warm_blocks, weight))
     return _finish(parts, found.selected(config)[0])
 
 

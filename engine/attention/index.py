@@ -2,8 +2,8 @@
 
 Shapes: R query rows, G key-value heads, P query heads per key-value head, D key size, W blocks,
 M candidates. Queries come already scaled. What an index keeps beside the warm blocks themselves:
-codes, quest: nothing. int8: 8-bit rows and a step (D + 4 bytes a token and head). mean: a mean key
-a block. bf16: nothing, it dequantises all keys at every scan.
+codes, latent, quest: nothing. int8: 8-bit rows and a step (D + 4 bytes a token and head). mean: a
+mean key a block. bf16: nothing, it dequantises all keys at every scan.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from engine.attention.codes import scan_codes
 from engine.attention.config import HybridConfig, IndexKind
+from engine.attention.latent import latent_scores
+from engine.attention.scores import exact_scores
 from engine.attention.select import share_scores, top_positions
 from engine.attention.view import WarmBlocks
 from engine.errors import AttentionError
@@ -25,8 +27,11 @@ class KeyCodeIndex:
     """Scores a context's warm keys in one layer. Calls mutate it (int8 and mean learn new blocks),
     so one belongs to one context and layer."""
 
-    def __init__(self, kind: IndexKind) -> None:
+    def __init__(self, kind: IndexKind, latent: int | None = None, dims: int = 64) -> None:
+        """``latent``, ``dims``: for index latent, channels of the latent, None where a model has
+        none, and how many of them are scored."""
         self.kind: IndexKind = kind
+        self._latent, self._dims = latent, dims
         self._copy: _Int8Copy | None = None
         self._means = torch.empty(0)
         self._blocks = torch.empty(0, dtype=torch.int64)
@@ -42,6 +47,8 @@ class KeyCodeIndex:
             return scan_codes(q, warm)
         if self.kind == "bf16":
             return exact_scores(q, warm.dequantised_keys())
+        if self.kind == "latent":
+            return latent_scores(q, warm, self._latent, self._dims)
         if self.kind == "quest":
             return _bounds(q, warm)
         if self.kind == "none":
@@ -55,19 +62,32 @@ class KeyCodeIndex:
     def candidates(self, q: Tensor, warm: WarmBlocks, config: HybridConfig) -> Tensor:
         """The best warm tokens for each group's heads together: int64 [R, G, M], rising places
         32 * (place of the block in ``warm``) + offset. Ties go to the lower position."""
+        return self.shortlist(q, warm, config)[0]
+
+    def shortlist(
+        self, q: Tensor, warm: WarmBlocks, config: HybridConfig
+    ) -> tuple[Tensor, Tensor | None]:
+        """``candidates``, and log of the sum of the exponentials of all tokens' scores fp32
+        [R, G, P]: heads that share a choice weigh a candidate by its part of everything, not of
+        the candidates. None where all are candidates, where shares are the largest score, or where
+        blocks are scored."""
         rows, groups = q.shape[:2]
         if self.kind == "none" or not len(warm):
-            return torch.empty(rows, groups, 0, dtype=torch.int64)
-        scores = share_scores(self.scores(q, warm), config.share)
+            return torch.empty(rows, groups, 0, dtype=torch.int64), None
+        by_head = self.scores(q, warm)
+        scores = share_scores(by_head, config.share)
         if config.topk_unit == "token" and not self.scores_blocks:
-            return top_positions(scores, config.candidates)
+            total = None
+            if config.share == "softmax" and by_head.shape[-1] > config.candidates:
+                total = by_head.double().logsumexp(dim=-1).float()
+            return top_positions(scores, config.candidates), total
         if not self.scores_blocks:
             scores = scores.unflatten(-1, (-1, BLOCK)).amax(dim=-1)
         wanted = -(-config.candidates // BLOCK)
         if config.topk_unit == "block":
             wanted = max(wanted, config.topk)
         places = top_positions(scores, wanted)
-        return (places[..., None] * BLOCK + torch.arange(BLOCK)).flatten(-2)
+        return (places[..., None] * BLOCK + torch.arange(BLOCK)).flatten(-2), None
 
     def _learn(self, warm: WarmBlocks) -> None:
         """Take in blocks that joined the end of ``warm``; start anew when others did."""
@@ -85,19 +105,6 @@ class KeyCodeIndex:
         if self._copy is None:
             self._copy = _Int8Copy(centre=keys[0].mean(dim=1))
         self._copy.extend(keys.transpose(0, 1).flatten(1, 2))
-
-
-def exact_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q fp32 [R, G, P, D], k [G, N, D] -> fp32 [R, G, P, N].
-
-    Products of fp32 numbers are exact in fp64, so after rounding the sum back to fp32 the order of
-    addition, which differs by shape and library, shows once in about 2^20 scores and then by one
-    unit in the last place.
-    """
-    rows, _, heads, _ = q.shape
-    flat = q.transpose(0, 1).flatten(1, 2).double()
-    scores = torch.matmul(flat, k.double().transpose(1, 2)).float()
-    return scores.unflatten(1, (rows, heads)).transpose(0, 1)
 
 
 def _bounds(q: Tensor, warm: WarmBlocks) -> Tensor:

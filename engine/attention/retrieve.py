@@ -58,12 +58,13 @@ def retrieve(
     num_far = max(0, int(lengths.max()) - config.window - hot_start)
     if config.index == "none":
         num_far, warm = 0, None
+    total = None
     if warm is None or not len(warm):
         tokens = torch.empty(rows, groups, 0, dtype=torch.int64)
         logits = q.new_empty(*q.shape[:3], 0)
         positions = tokens
     else:
-        tokens = index.candidates(q, warm, config)
+        tokens, total = index.shortlist(q, warm, config)
         keys = warm.key_rows(tokens).double()
         logits = torch.matmul(q.double(), keys.transpose(2, 3)).float()
         positions = warm.positions()[tokens]
@@ -73,6 +74,9 @@ def retrieve(
     hidden = hot_positions[:num_far] >= (lengths - config.window)[:, None]
     hot_logits = hot_logits.masked_fill(hidden[:, None, None], -torch.inf)
     hot_logits = F.pad(hot_logits, (0, padding), value=-torch.inf)
+    if total is not None:
+        hot_total = hot_logits.double().logsumexp(dim=-1) if num_far else -torch.inf
+        total = torch.logaddexp(total.double(), torch.as_tensor(hot_total).double()).float()
     logits = torch.cat([logits, hot_logits], dim=-1)
     positions = torch.cat([positions, hot_positions.expand(rows, groups, -1)], dim=-1)
-    return Retrieved(tokens, positions, logits, choose(logits, config), num_far + padding)
+    return Retrieved(tokens, positions, logits, choose(logits, config, total), num_far + padding)

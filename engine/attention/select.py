@@ -28,20 +28,26 @@ def top_positions(scores: Tensor, count: int) -> Tensor:
     return order[..., :count].sort(dim=-1).values
 
 
-def share_scores(scores: Tensor, share: Literal["max", "softmax"]) -> Tensor:
-    """Scores of a group's heads [R, G, P, C] as one [R, G, C]."""
+def share_scores(
+    scores: Tensor, share: Literal["max", "softmax"], total: Tensor | None = None
+) -> Tensor:
+    """Scores of a group's heads [R, G, P, C] as one [R, G, C]. ``total`` [R, G, P]: log-sum-exp of
+    more than these, for the shares of a softmax over more than these."""
     if share == "max":
         return scores.amax(dim=2)
+    if total is not None:
+        return (scores.double() - total.double()[..., None]).exp().sum(dim=2).float()
     return scores.double().softmax(dim=-1).nan_to_num(0.0).sum(dim=2).float()
 
 
-def choose(logits: Tensor, config: HybridConfig) -> Tensor:
+def choose(logits: Tensor, config: HybridConfig, total: Tensor | None = None) -> Tensor:
     """What is read of C scored tokens, in order of position and in whole blocks of 32 places when
-    the unit is a block: logits [R, G, P, C], -inf where there is nothing -> bool [R, G, P, C]."""
+    the unit is a block: logits [R, G, P, C], -inf where there is nothing -> bool [R, G, P, C].
+    ``total``: see share_scores."""
     seen = logits > -torch.inf
     ranked = logits
     if config.topk_shared:
-        ranked = share_scores(logits, config.share)[:, :, None]
+        ranked = share_scores(logits, config.share, total)[:, :, None]
         ranked = ranked.masked_fill(~seen.any(dim=2, keepdim=True), -torch.inf)
     if config.topk_unit == "block":
         ranked = ranked.unflatten(-1, (-1, BLOCK)).amax(dim=-1)

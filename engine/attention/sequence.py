@@ -19,7 +19,7 @@ from engine.attention.index import KeyCodeIndex
 from engine.attention.merge import merge, softmax_part
 from engine.attention.recorded import CodeFlips, CodesOfLayer, code_keys, code_values
 from engine.attention.retrieve import Retrieved, retrieve, selection_width
-from engine.attention.summary import means_of, summary_part
+from engine.attention.summary import Summarise, check_summarise, means_of, summary_part
 from engine.attention.topology import Chunk, causal_mask, chunks, near_mask, warm_end, warm_start
 from engine.attention.view import LayerView, WarmBlocks, dense_keys, dense_values
 from engine.errors import AttentionError
@@ -56,18 +56,22 @@ def attend_sequence(
     warm: int | None = None,
     recorded: CodesOfLayer | None = None,
     flips: CodeFlips | None = None,
+    summarise: Summarise | None = None,
 ) -> SequenceAttended:
     """q [n, A, D], k [T, G, D], v [T, G, V] as the model made them, before any coding; v None:
     latent attention, values are the first ``value_dim`` channels of what keys read as. ``replay``:
     ``selected`` of another run, read instead of choosing. ``warm``: tokens the warm tier holds;
     older ones are cold and hidden, None hides none. ``recorded``: an engine's codes of one
     sequence, read in the place of these queries' own; ``flips`` counts how these differ.
-    AttentionError when what was recorded does not fit."""
+    ``summarise``: the layer's trained summaries, needed when they are on. AttentionError when what
+    was recorded does not fit, or they are missing."""
     config.check_hot(hot)
+    check_summarise(config, summarise)
     if recorded is not None:
         recorded.check(torch.tensor([len(k)]), hot)
     coding = _Coding(profile, recorded, flips)
     rows = _Rows(q, k, v, config, hot, coding, scale, value_dim, warm)
+    rows.summarise = summarise if config.summaries == "adapters" else None
     num_choices = 1 if config.topk_shared else rows.q.shape[2]
     shape = (len(q), k.shape[1], num_choices, selection_width(config))
     if replay is not None and replay.shape != shape:
@@ -109,6 +113,7 @@ class _Rows:
         warm: int | None,
     ) -> None:
         self.config, self.warm = config, warm
+        self.summarise: Summarise | None = None
         self.start = len(k) - len(q)
         self.coded = coding.profile != "full"
         scaled = q.float() * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -155,10 +160,14 @@ class _Rows:
         out, lse = softmax_part(logits.flatten(1, 2), v)
         out = out.unflatten(1, q.shape[:1] + q.shape[2:3]).transpose(0, 1)
         lse = lse.unflatten(1, q.shape[:1] + q.shape[2:3]).transpose(0, 1)
-        if self.config.summary_weight > 0 and not chunk.dense and chunk.warm_end > first_warm:
+        if self.config.summary_weight > 0 and not chunk.dense and chunk.warm_end > BLOCK:
             found = self._replayed(selected, chunk) if found is None else found
-            means = means_of(k[:, first_warm : chunk.warm_end], v[:, first_warm : chunk.warm_end])
-            part = summary_part(q, means, found, self.config.summary_weight)
+            blocks = torch.arange(1, chunk.warm_end // BLOCK)
+            coded = slice(BLOCK, chunk.warm_end)
+            made = means_of(k[:, coded], v[:, coded], blocks)
+            made = made if self.summarise is None else self.summarise(made)
+            warm_blocks = blocks[first_warm // BLOCK - 1 :]
+            part = summary_part(q, made, found, warm_blocks, self.config.summary_weight)
             out, lse = merge([(out, lse), part])
         return out.flatten(1, 2), lse.flatten(1, 2), selected
 
@@ -174,7 +183,7 @@ class _Rows:
 
     def _retrieve(self, q: Tensor, lengths: Tensor, chunk: Chunk) -> Retrieved:
         warm = self._warm(chunk)
-        index = KeyCodeIndex(self.config.index)
+        index = KeyCodeIndex(self.config.index, self.value_dim, self.config.latent_dims)
         hot_k = self.k[:, chunk.warm_end : chunk.last].detach()
         return retrieve(q, lengths, warm, hot_k, chunk.warm_end, self.config, index)
 

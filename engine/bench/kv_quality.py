@@ -91,8 +91,8 @@ class Plan:
             other("mean", index="mean"),
             other("int8", index="int8"),
             other("codes-shared", topk_shared=True),
-            other("codes-summaries", summary_weight=1.0),
-            other("none-summaries", index="none", summary_weight=1.0),
+            other("codes-summaries", summary_weight=1.0, summaries="mean"),
+            other("none-summaries", index="none", summary_weight=1.0, summaries="mean"),
             hybrid("codes-k8v4", base, "k8v4"),
         ]
         cold = BLOCK * (self.far_end * 2 // 3 // BLOCK)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from engine.attention.config import HybridConfig
 from engine.attention.sequence import attend_sequence
+from engine.attention.summary import Summaries
 from engine.bench.kv_texts import DIGITS, Question
 from engine.kvcache.quantise import Profile
 from engine.model.model import PolicyModel
@@ -58,6 +60,10 @@ def hybrid(name: str, config: HybridConfig, profile: Profile = "k8v8") -> Varian
     return Variant(name, profile, config.model_copy(update={"dense_below": 0}), config.window)
 
 
+SummariseLayer = Callable[[int, Summaries], Summaries]
+"""Trained summaries: (layer, means of its blocks) -> what stands for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """keys: for each layer fp32 [T, G, D]; values [T, G, V] or None for latent attention."""
@@ -69,10 +75,17 @@ class Prefill:
 
 @torch.no_grad()
 def prefill(
-    model: PolicyModel, token_ids: Sequence[int], chunk: int = 512, parts: int = 1
+    model: PolicyModel,
+    token_ids: Sequence[int],
+    chunk: int = 512,
+    parts: int = 1,
+    *,
+    queries: list[list[Tensor]] | None = None,
+    hidden: list[Tensor] | None = None,
 ) -> Prefill:
     """Full attention over the context, ``chunk`` tokens at a time. ``parts`` > 1: in so many equal
-    parts that do not see each other, as if each were prefilled alone at its positions."""
+    parts that do not see each other, as if each were prefilled alone at its positions. ``queries``
+    takes each chunk's list of the layers' [c, A, D], ``hidden`` its rows [c, H]."""
     config = model.config
     num_layers, total = config.num_hidden_layers, len(token_ids)
     heads = config.cached_heads
@@ -85,8 +98,10 @@ def prefill(
         end = min(start + chunk, total)
         seen = torch.arange(end) <= torch.arange(start, end)[:, None]
         seen &= part[:end] == part[start:end, None]
+        asked: list[Tensor] = []
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            asked.append(q)  # noqa: B023 - called in this turn
             here, stored = slice(start, end), values[layer]  # noqa: B023 - called in this turn
             keys[layer][here] = k
             if stored is not None:
@@ -102,7 +117,11 @@ def prefill(
             )
             return out[0].transpose(0, 1)
 
-        model(ids[start:end], torch.arange(start, end), attend, absorbed=config.is_mla)
+        rows, _ = model(ids[start:end], torch.arange(start, end), attend, absorbed=config.is_mla)
+        if queries is not None:
+            queries.append(asked)
+        if hidden is not None:
+            hidden.append(rows)
     return Prefill(tuple(token_ids), tuple(keys), tuple(values))
 
 
@@ -115,6 +134,7 @@ def read(
     *,
     queries: list[Tensor] | None = None,
     keys: list[Tensor] | None = None,
+    summarise: SummariseLayer | None = None,
 ) -> Tensor:
     """Hidden rows [n, H] of ``token_ids``, which follow the context and read it and each other as
     ``variant`` says. ``queries`` and ``keys`` take each layer's [n, A, D] and [n, G, D]."""
@@ -137,6 +157,7 @@ def read(
             variant.profile,
             value_dim=value_dim,
             warm=variant.warm,
+            summarise=None if summarise is None else partial(summarise, layer),
         )
         return done.out
 

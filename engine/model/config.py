@@ -121,6 +121,19 @@ class ModelConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
+    def _index_fits(self) -> Self:
+        hybrid = self.attention.hybrid
+        if self.attention.mode != "hybrid" or hybrid.index != "latent":
+            return self
+        if not self.is_mla or hybrid.latent_dims > self.kv_lora_rank:
+            raise ValueError(
+                f"attention.hybrid.index='latent' with latent_dims={hybrid.latent_dims}: expected "
+                f"attention.kind='mla' (it is {self.attention.kind!r}) and at most kv_lora_rank="
+                f"{self.kv_lora_rank} of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_fit(self) -> Self:
         if self.n_group == 1:
             return self

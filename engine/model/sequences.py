@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.attention.batched import attend_batch
 from engine.attention.recorded import CodeFlips, RecordedCodes
 from engine.model.model import PolicyModel, WatchRouter
+from engine.model.summaries import adapters_of, summarise_with
 
 Watch = Callable[[int, Tensor, Tensor], None]
 """(layer, q [B, A, T, D], k [B, G, T, D]), rotated, zero where padded."""
@@ -53,6 +54,7 @@ def forward_sequences(
 
     config = model.config.attention
     hybrid = config.mode == "hybrid"
+    adapters = adapters_of(model.config)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         places = rows.to(q.device)
@@ -80,6 +82,8 @@ def forward_sequences(
                 with_choice=watch_choice is not None,
                 recorded=None if codes is None else codes.layer(layer),
                 flips=code_flips,
+                value_dim=v.shape[2] if model.config.is_mla else None,
+                summarise=summarise_with(adapters, layer),
             )
             if watch_choice is not None:
                 assert done.selected is not None, "asked for"

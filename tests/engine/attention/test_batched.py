@@ -43,7 +43,7 @@ def rows(heads: int = 4, groups: int = 2, dim: int = 16, seed: int = 1) -> list[
         {"index": "none"},
         {"candidates": 8},
         {"topk_unit": "block", "topk": 2},
-        {"summary_weight": 0.5},
+        {"summary_weight": 0.5, "summaries": "mean"},
     ],
 )
 @pytest.mark.parametrize("profile", ["k8v8", "k8v4", "full"])

@@ -156,7 +156,7 @@ def test_summaries_stand_for_the_tokens_that_were_not_retrieved():
     k, v = case.k.clone(), case.v.clone()
     for x in (k, v):
         x[32:128] = x[32:128:32].repeat_interleave(32, dim=0)
-    config = small_config(summary_weight=1.0, candidates=24, topk=24, window=70)
+    config = small_config(summary_weight=1.0, summaries="mean", candidates=24, topk=24, window=70)
     view, full = view_of(k, v, HOT), small_config(dense_below=1000)
     got, want = attend_hybrid(case.q[-1], view, config), attend_hybrid(case.q[-1], view, full)
     torch.testing.assert_close(got.out, want.out, atol=1e-5, rtol=1e-5)
