@@ -18,7 +18,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,83 +27,15 @@ from engine.attention import native
 from engine.attention.config import HybridConfig
 from engine.attention.hybrid import attend_hybrid
 from engine.attention.index import KeyCodeIndex
-from engine.attention.topology import warm_end
-from engine.attention.view import LayerView, WarmBlocks, dense_keys, dense_values
+from engine.bench.contexts import Context, Shape, make
+from engine.bench.prefill import prefill
 from engine.kvcache.config import TierConfig
 from engine.kvcache.layout import CacheLayout
-from engine.kvcache.quantise import (
-    BLOCK,
-    WarmKeys,
-    WarmValues,
-    quantise_keys,
-    quantise_values,
-)
 
-HOT = 2048
 LAYERS = 32
 GIB = 2**30
 HIDDEN, WIDTH = 4096, 14336
 Step = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    heads: int = 32
-    groups: int = 8
-    dim: int = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """q fp32 [A, D], scaled; k, v bf16 [G, N, D]; the same context in tiers."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    view: LayerView
-
-
-def make(shape: Shape, length: int) -> Context:
-    """Noise around channel means; coded piece by piece, as fp32 would take several GiB."""
-    generator = torch.Generator().manual_seed(length)
-    q = torch.randn(shape.heads, shape.dim, generator=generator) * shape.dim**-0.5
-    centre = torch.randn(shape.groups, 1, shape.dim, generator=generator)
-    size = (shape.groups, length, shape.dim)
-    k, v = torch.empty(size, dtype=torch.bfloat16), torch.empty(size, dtype=torch.bfloat16)
-    for begin in range(0, length, 4096):
-        here = slice(begin, begin + 4096)
-        noise = (shape.groups, min(4096, length - begin), shape.dim)
-        k[:, here] = torch.randn(noise, generator=generator) + centre
-        v[:, here] = torch.randn(noise, generator=generator)
-    return Context(q, k, v, _view(k, v))
-
-
-def _view(k: Tensor, v: Tensor) -> LayerView:
-    length = k.shape[1]
-    end = warm_end(length, HOT)
-    keys, values = [], []
-    for begin in range(BLOCK, end, 4096):
-        here = slice(begin, min(end, begin + 4096))
-        keys.append(dense_keys(quantise_keys(_blocks(k[:, here]))))
-        values.append(dense_values(quantise_values(_blocks(v[:, here]))))
-    warm = None
-    if keys:
-        slots = torch.arange(end // BLOCK - 1)
-        warm = WarmBlocks(
-            WarmKeys(*(_joined(keys, name) for name in WarmKeys.__slots__)),
-            WarmValues(_joined(values, "codes"), _joined(values, "scale")),
-            slots + 1,
-            slots,
-        )
-    return LayerView(length, k[:, :BLOCK], v[:, :BLOCK], k[:, end:], v[:, end:], warm)
-
-
-def _blocks(x: Tensor) -> Tensor:
-    return x.float().unflatten(1, (-1, BLOCK)).transpose(0, 1)
-
-
-def _joined(parts: list, name: str) -> Tensor:
-    return torch.cat([getattr(part, name) for part in parts])
 
 
 def full_steps(context: Context, with_fp32: bool) -> dict[str, Step]:
@@ -217,6 +148,7 @@ def main() -> None:
     parser.add_argument("--fp32", action="store_true", help="packed rows in fp32 as well")
     parser.add_argument("--codes", action="store_true", help="2-bit codes in torch as well: slow")
     parser.add_argument("--no-latency", action="store_true")
+    parser.add_argument("--prefill", default="4096,8192,16384,32768", help="Prompts; '' for none.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     shape = Shape()
@@ -235,6 +167,11 @@ def main() -> None:
         sys.stdout.flush()
     if not options.no_latency:
         sys.stdout.write("\n".join(latency(shape, options.repeats)) + "\n")
+    for text in filter(None, options.prefill.split(",") if reason is None else []):
+        # no dense stretch: what sparse reading costs at every length
+        lines = prefill(shape, int(text), options.repeats, HybridConfig(dense_below=0))
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
     sys.stdout.write("\n".join(memory(shape)) + "\n")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.config import HybridConfig
 from engine.attention.native.build import BuildError, best_instructions, library
-from engine.attention.topology import is_dense, window_start
+from engine.attention.topology import SINK, is_dense, window_start
 from engine.attention.view import LayerView, WarmBlocks
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ def load(instructions: str | None = None) -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"{path} cannot be loaded: {error}") from error
     lib.parl_call_bytes.restype = ctypes.c_int64
-    lib.parl_decode.restype = lib.parl_scan.restype = None
+    lib.parl_decode.restype = lib.parl_scan.restype = lib.parl_decode_rows.restype = None
     assert lib.parl_call_bytes() == ctypes.sizeof(_Call), "Call differs between C++ and Python"
     return lib
 
@@ -127,6 +127,61 @@ def decode_with(lib: ctypes.CDLL, scaled: Tensor, view: LayerView, config: Hybri
     call.out, call.lse, call.selected = out.data_ptr(), lse.data_ptr(), selected.data_ptr()
     lib.parl_decode(ctypes.byref(call))
     return out, lse, None if dense else selected
+
+
+class Rows:
+    """Decode steps of many rows, collected and then done in one call on several threads. A row's
+    bits are those of ``decode_with``, whatever else is collected.
+
+    scaled fp32 [N, A, D]; out fp32 [N, A, V] and selected int32 [N, G, P | 1, K], filled with -1,
+    are written; the last three dimensions of each are dense."""
+
+    def __init__(
+        self,
+        lib: ctypes.CDLL,
+        config: HybridConfig,
+        scaled: Tensor,
+        out: Tensor,
+        selected: Tensor,
+    ) -> None:
+        self._lib, self._config = lib, config
+        self._scaled, self._out, self._selected = scaled.contiguous(), out, selected
+        self._lse = torch.empty(scaled.shape[:2])
+        self._calls: list[_Call] = []
+        self._views: list[LayerView] = []
+        """What the calls point into."""
+
+    def add(self, view: LayerView, first: int, count: int) -> None:
+        """Rows first .. first + count - 1, the last of context length ``view.length`` and each
+        before it one shorter, all with the warm blocks of ``view`` and all dense or all sparse."""
+        config = self._config
+        base = _call(self._scaled[first], view)
+        base.dense = is_dense(view.length, config.dense_below)
+        base.shared, base.candidates = config.topk_shared, config.candidates
+        base.topk = 0 if config.index == "none" else config.topk
+        for row, length in enumerate(range(view.length - count + 1, view.length + 1), first):
+            call = _Call.from_buffer_copy(base)
+            sink = min(SINK, length)
+            hot = max(0, length - view.hot_start)
+            call.sink_k.count = call.sink_v.count = sink
+            call.hot_k.count = call.hot_v.count = hot
+            call.hot_start = length - hot
+            call.window_start = min(window_start(length, config.window), length)
+            call.q = self._scaled.data_ptr() + 4 * row * self._scaled.stride(0)
+            call.out = self._out.data_ptr() + 4 * row * self._out.stride(0)
+            call.lse = self._lse.data_ptr() + 4 * row * self._lse.stride(0)
+            call.selected = self._selected.data_ptr() + 4 * row * self._selected.stride(0)
+            self._calls.append(call)
+        self._views.append(view)
+
+    def run(self, num_threads: int) -> None:
+        """What was added, and forget it."""
+        calls = (_Call * len(self._calls))(*self._calls)
+        self._lib.parl_decode_rows(
+            calls, ctypes.c_int64(len(calls)), ctypes.c_int64(max(1, num_threads))
+        )
+        self._calls.clear()
+        self._views.clear()
 
 
 def scan_with(lib: ctypes.CDLL, scaled: Tensor, view: LayerView) -> Tensor:

@@ -10,10 +10,13 @@
 //   soft.inc   vector exp and the running softmax
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -184,18 +187,17 @@ void read_retrieved(const Call& c, int64_t g, const std::vector<int32_t>& places
   const int64_t num_warm = places.size(), num_hot = c.window_start - c.hot_start;
   const int64_t size = num_warm + std::max<int64_t>(0, num_hot);
   std::vector<float> logits(c.heads * size);
+  const std::vector<double> wide(q, q + c.heads * c.dim);
   CodedReader coded(c, g);
   for (int64_t i = 0; i < num_warm; ++i) {
     if (i + 1 < num_warm) coded.prefetch_row(c.slots[places[i + 1] / kBlock], places[i + 1] % kBlock);
     const float* row = coded.key_row(c.slots[places[i] / kBlock], places[i] % kBlock);
-    for (int64_t p = 0; p < c.heads; ++p)
-      logits[p * size + i] = exact_dot(q + p * c.dim, row, c.dim);
+    exact_dots(wide.data(), c.heads, row, c.dim, logits.data() + i, size);
   }
   RowReader hot_k(c.hot_k, g, c.dim), hot_v(c.hot_v, g, c.value_dim);
   for (int64_t i = num_warm; i < size; ++i) {
     const float* row = hot_k.tile(i - num_warm, 1)[0];
-    for (int64_t p = 0; p < c.heads; ++p)
-      logits[p * size + i] = exact_dot(q + p * c.dim, row, c.dim);
+    exact_dots(wide.data(), c.heads, row, c.dim, logits.data() + i, size);
   }
   std::vector<std::vector<int32_t>> chosen;
   if (c.shared) {
@@ -267,6 +269,22 @@ void parl_decode(const Call* call) {
     }
     softmax.finish(c.out + g * c.heads * c.value_dim, c.lse + g * c.heads);
   }
+}
+
+// Many rows, on several threads: each is the same work whoever does it and with whom.
+void parl_decode_rows(const Call* calls, int64_t count, int64_t num_threads) {
+  std::atomic<int64_t> next{0};
+  auto work = [&] {
+    for (int64_t i = next++; i < count; i = next++) parl_decode(calls + i);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (int64_t i = 1; i < std::min(num_threads, count); ++i) others.emplace_back(work);
+  } catch (const std::system_error&) {
+    // no more threads to be had: the rows are done by those there are
+  }
+  work();
+  for (std::thread& other : others) other.join();
 }
 
 // Scores of every warm token, fp32 [groups, heads, 32 num_warm]: for tests and metrics.

@@ -77,6 +77,40 @@ def test_a_step_chooses_and_reads_what_torch_does(lib, length: int, shared: bool
     check(lib, case, view, small_config(topk_shared=shared))
 
 
+@pytest.mark.parametrize(("last", "dense_below"), [(40, 0), (229, 0), (229, 1000)])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_many_rows_have_the_bits_of_each(lib, last: int, dense_below: int, num_threads: int):
+    """Neighbouring queries with the same warm blocks, from within the sink on, over threads."""
+    count = 32
+    case = random_case(last)
+    scaled = case.q[-count:] * case.q.shape[-1] ** -0.5
+    config = small_config(dense_below=dense_below)
+    out = torch.empty(count, 4, case.v.shape[2])
+    selected = torch.full((count, 2, 2, config.topk), -1, dtype=torch.int32)
+    rows = native.Rows(lib, config, scaled, out, selected)
+    # the last one of these turns no block warm: (229 - 70) % 32 = 31
+    view = view_of(case.k, case.v, HOT)
+    rows.add(view, 0, count)
+    rows.run(num_threads)
+    for row, length in enumerate(range(last - count + 1, last + 1)):
+        hot = max(0, length - view.hot_start)
+        sink = min(length, 32)
+        alone = LayerView(
+            length,
+            view.sink_k[:, :sink],
+            view.sink_v[:, :sink],
+            view.hot_k[:, :hot],
+            view.hot_v[:, :hot],
+            view.warm,
+        )
+        want = native.decode_with(lib, scaled[row], alone, config)
+        assert torch.equal(out[row], want[0])
+        if want[2] is not None:
+            assert torch.equal(selected[row], want[2])
+        else:
+            assert (selected[row] == -1).all()
+
+
 @pytest.mark.parametrize("profile", ["k8v8", "k8v4", "literal", "full"])
 @pytest.mark.parametrize("dense_below", [0, 1000])
 def test_every_profile_and_dense_contexts(lib, profile, dense_below: int):
