@@ -141,5 +141,5 @@ class Health(BaseModel):
 
 
 def without_none(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """``values`` without those of ``names`` that are None: fields that only some requests ask for."""
+    """``values`` without those of ``names`` that are None: fields that only some ask for."""
     return {key: value for key, value in values.items() if value is not None or key not in names}

@@ -107,6 +107,17 @@ class AnswerSection(ConfigModel):
     do."""
 
 
+class MriSection(ConfigModel):
+    """The engine's own interface over HTTP (/mri), behind the same API keys: contexts, steps on
+    token ids, eviction. For rollouts on other machines; people need none of it."""
+
+    enabled: bool = False
+    weights: bool = False
+    """Weights may be replaced over it: every key can then change what everybody is answered."""
+    weights_root: str = ""
+    """Folder below which version folders are read by path; empty = uploads only."""
+
+
 class ServeConfig(ConfigModel):
     """One server."""
 
@@ -118,6 +129,7 @@ class ServeConfig(ConfigModel):
     """Of requests without a key of their own name."""
     users: dict[str, UserSection] = Field(default_factory=dict[str, UserSection])
     """By the name of their API key."""
+    mri: MriSection = MriSection()
     engine: EngineConfig = EngineConfig(
         max_context=4096, num_blocks=2048, max_contexts=256, deterministic=False
     )

@@ -123,8 +123,7 @@ def _result(
 ) -> Message:
     if message.tool_call_id not in native:
         raise BadRequest(
-            f"tool message answers {message.tool_call_id!r}, which is the id of no tool call before "
-            "it",
+            f"tool message answers {message.tool_call_id!r}, the id of no tool call before it",
             f"messages.{index}.tool_call_id",
         )
     # K2's layout names who speaks; the tool's name is in the call's id anyway
@@ -142,3 +141,8 @@ def _text(content: Content | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)
+
+
+def num_calls(messages: Sequence[ChatMessage]) -> int:
+    """Calls in a dialogue: the number of the next one in formats that count them."""
+    return sum(len(m.tool_calls or ()) for m in messages if isinstance(m, AssistantMessage))

@@ -4,13 +4,14 @@ however it ends."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from engine.errors import ContextLost
 from engine.runtime.protocol import ModelRuntime
 from engine.runtime.types import ContextId, FinishReason, StepDelta, StepRequest, StepResult
 from engine.server.job import Job
@@ -31,6 +32,7 @@ class Piece:
     logprobs: np.ndarray
     top_ids: np.ndarray | None
     top_logprobs: np.ndarray | None
+    weight_version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,24 @@ _cleaning: set[asyncio.Task[None]] = set()
 
 
 async def generate(
-    runtime: StreamingRuntime, job: Job, max_drafts: int = 64
+    runtime: StreamingRuntime, jobs: Sequence[Job], max_drafts: int = 64
 ) -> AsyncIterator[Event]:
-    """Pieces of all choices as they come, then an Ended for each. Close it (aclosing) to stop."""
+    """Pieces of all choices as they come, with an Ended behind those of each. Choices count over
+    all ``jobs``. Close it (aclosing) to stop."""
     contexts: list[ContextId] = []
     pumps: list[asyncio.Task[None]] = []
     # a slow reader stops the generation, not the memory
     events: asyncio.Queue[Event | Exception] = asyncio.Queue(max_drafts)
     try:
-        await _open(runtime, job, contexts)
+        opened = [await _open(runtime, job, contexts) for job in jobs]
+        choices = [
+            (job, number, ctx)
+            for job, held in zip(jobs, opened, strict=True)
+            for number, ctx in enumerate(held)
+        ]
         pumps += [
-            asyncio.create_task(_pump(runtime, job, choice, ctx, events))
-            for choice, ctx in enumerate(contexts)
+            asyncio.create_task(_pump(_Choice(runtime, job, number, index, ctx, events)))
+            for index, (job, number, ctx) in enumerate(choices)
         ]
         running = len(pumps)
         while running:
@@ -78,87 +86,86 @@ async def generate(
         await asyncio.shield(cleanup)
 
 
-async def _open(runtime: ModelRuntime, job: Job, contexts: list[ContextId]) -> None:
-    """One context a choice: the prompt is computed once, the others are forks."""
+async def _open(runtime: ModelRuntime, job: Job, contexts: list[ContextId]) -> list[ContextId]:
+    """One context a choice: the prompt is computed once, the others are forks. ``contexts`` gets
+    each as soon as it exists, so that none is forgotten."""
     first = await runtime.init_context(job.prompt_ids, job.policy)
     contexts.append(first)
+    own = [first]
 
     async def fork() -> None:
-        contexts.append(await runtime.fork(first))
+        child = await runtime.fork(first)
+        contexts.append(child)
+        own.append(child)
 
     forks = [fork() for _ in range(job.choices - 1)]
-    done = await asyncio.gather(*forks, return_exceptions=True)
-    for error in done:
+    for error in await asyncio.gather(*forks, return_exceptions=True):
         if error is not None:
             raise error
+    return own
 
 
-async def _pump(
-    runtime: StreamingRuntime,
-    job: Job,
-    choice: int,
-    ctx: ContextId,
-    events: asyncio.Queue[Event | Exception],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """``number`` within its job, ``index`` within the request."""
+
+    runtime: StreamingRuntime
+    job: Job
+    number: int
+    index: int
+    ctx: ContextId
+    events: asyncio.Queue[Event | Exception]
+
+
+async def _pump(choice: _Choice) -> None:
     try:
-        await _run_choice(runtime, job, choice, ctx, events)
+        await choice.events.put(await _run(choice))
     except Exception as error:  # the reader raises it
-        await events.put(error)
+        await choice.events.put(error)
 
 
-async def _run_choice(
-    runtime: StreamingRuntime,
-    job: Job,
-    choice: int,
-    ctx: ContextId,
-    events: asyncio.Queue[Event | Exception],
-) -> None:
-    left, loop = job.max_tokens, asyncio.get_running_loop()
+async def _run(choice: _Choice) -> Ended:
+    job, loop = choice.job, asyncio.get_running_loop()
+    left = job.max_tokens
     deadline = None if job.deadline_s is None else loop.time() + job.deadline_s
     for number, phase in enumerate(job.phases, start=1):
         request = StepRequest(
-            ctx,
+            choice.ctx,
             left,
-            job.sampling_of(phase, choice),
+            job.sampling_of(phase, choice.number),
             phase.stop_ids,
             stop_texts=job.stop_texts,
             constraint=phase.constraint,
             num_logprobs=job.num_logprobs,
             deadline_s=None if deadline is None else max(0.001, deadline - loop.time()),
         )
-        result = await _stream(runtime, request, choice, events)
+        result = await _stream(choice, request)
         left -= len(result.token_ids)
-        stop_id = int(result.token_ids[-1]) if len(result.token_ids) else None
         stopped = result.finish == "stop" and result.stop_text is None
-        if number < len(job.phases) and left and stopped and stop_id == job.think_end:
-            continue
-        await events.put(
-            Ended(
-                choice,
-                result.finish,
-                result.weight_version,
-                result.stop_text,
-                stop_id if stopped else None,
+        stop_id = int(result.token_ids[-1]) if stopped else None
+        if number == len(job.phases) or not left or stop_id != job.think_end:
+            return Ended(
+                choice.index, result.finish, result.weight_version, result.stop_text, stop_id
             )
-        )
-        return
+    raise AssertionError("the last phase returns")
 
 
-async def _stream(
-    runtime: StreamingRuntime,
-    request: StepRequest,
-    choice: int,
-    events: asyncio.Queue[Event | Exception],
-) -> StepResult:
-    items: Any = runtime.stream_step(request)
+async def _stream(choice: _Choice, request: StepRequest) -> StepResult:
+    items: Any = choice.runtime.stream_step(request)
     async with aclosing(items):
         async for item in items:
             if isinstance(item, StepResult):
                 return item
-            piece = Piece(
-                choice, item.token_ids.tolist(), item.logprobs, item.top_ids, item.top_logprobs
+            await choice.events.put(
+                Piece(
+                    choice.index,
+                    item.token_ids.tolist(),
+                    item.logprobs,
+                    item.top_ids,
+                    item.top_logprobs,
+                    item.weight_version,
+                )
             )
-            await events.put(piece)
     raise AssertionError("a stream of a step ends with its StepResult")
 
 
@@ -168,5 +175,7 @@ async def _clean(
     for pump in pumps:
         pump.cancel()
     await asyncio.gather(*pumps, return_exceptions=True)
-    for ctx in contexts:
-        await runtime.release(ctx)
+    # an engine that has ended holds nothing
+    with suppress(ContextLost):
+        for ctx in contexts:
+            await runtime.release(ctx)

@@ -12,7 +12,7 @@ from engine.chat.base import Tokenizer, ToolDeclaration
 from engine.runtime.types import Constraint, ContextPolicy, Sampling
 from engine.server.config import AnswerSection, LimitsSection, UserSection
 from engine.server.errors import BadRequest
-from engine.server.format import ChatFormat
+from engine.server.format import ChatFormat, num_calls
 from engine.server.wire import (
     ChatBody,
     CompletionBody,
@@ -104,15 +104,14 @@ def chat_job(server: Server, body: ChatBody, user: UserSection, default_thinking
     bias: dict[int, float] = {}
     if not calls:
         bias = dict.fromkeys(chat.call_start_ids, BAN)
-    elif body.parallel_tool_calls is False:
+    elif body.parallel_tool_calls is False and constraint is None:
+        if not chat.call_end_ids:
+            raise BadRequest(
+                "parallel_tool_calls=false needs answer.enforce_tools where a vocabulary has no "
+                "marker that ends a call; leave it out",
+                "parallel_tool_calls",
+            )
         stop_ids += chat.call_end_ids
-    stop_texts = _stops(body)
-    if calls and body.parallel_tool_calls is False and not chat.call_end_ids:
-        raise BadRequest(
-            "parallel_tool_calls=false needs a vocabulary with a marker that ends a call, and this "
-            "one writes calls as text; leave it out",
-            "parallel_tool_calls",
-        )
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
     job = _job(server, body, user, prompt, stop_ids, bias)
@@ -121,7 +120,7 @@ def chat_job(server: Server, body: ChatBody, user: UserSection, default_thinking
     job = replace(
         job,
         max_tokens=_max_tokens(server, given, param, len(prompt)),
-        stop_texts=stop_texts,
+        stop_texts=_stops(body),
         num_logprobs=body.top_logprobs or 0,
     )
     return ChatJob(_phased(job, constraint, chat, thinking), calls, thinking)
@@ -140,7 +139,7 @@ def completion_jobs(server: Server, body: CompletionBody, user: UserSection) -> 
     constraint = _structured(body.structured_outputs)
     jobs: list[Job] = []
     for prompt in prompts:
-        stop_ids = [] if body.ignore_eos else _ends(server)
+        stop_ids = [] if body.ignore_eos else end_ids(server)
         job = _job(server, body, user, prompt, stop_ids, {})
         phases = tuple(replace(phase, constraint=constraint) for phase in job.phases)
         jobs.append(
@@ -161,14 +160,14 @@ def _prompts(server: Server, body: CompletionBody) -> list[tuple[int, ...]]:
     prompt = body.prompt
     if prompt is None:
         raise BadRequest("expected prompt or prompt_token_ids", "prompt")
-    several: Sequence[Any] = [prompt] if isinstance(prompt, str) else prompt
-    if several and isinstance(several[0], int):
-        several = [several]
+    one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    several: list[Any] = [prompt] if one else list(prompt)
     encode = server.tokenizer.encode
-    return [tuple(encode(one) if isinstance(one, str) else one) for one in several]
+    return [tuple(encode(text) if isinstance(text, str) else text) for text in several]
 
 
-def _ends(server: Server) -> list[int]:
+def end_ids(server: Server) -> list[int]:
+    """What a text ends with, where a request does not say."""
     if server.chat is not None:
         return list(server.chat.instant.stop_ids)
     from engine.constrain.vocabulary import Vocabulary
@@ -308,6 +307,8 @@ def _constraint(
         "tools": [tool.model_dump(exclude_none=True) for tool in tools],
         "choice": choice,
         "style": chat.call_style,
+        "parallel": body.parallel_tool_calls is not False,
+        "first_index": num_calls(body.messages),
     }
     return Constraint("tool_calls", json.dumps(spec))
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from parl.cli.visible import visible
 
 if TYPE_CHECKING:
-    from engine.chat.conversation import Conversation
     from engine.chat.dialogue import Renderer
     from engine.light.engine import LightEngine
+
+
+class Talker(Protocol):
+    """A dialogue with a model, here or on a server."""
+
+    def say(self, user: str) -> AsyncIterator[str]: ...
+
+    async def close(self) -> None: ...
+
 
 LEAVE = ("/exit", "/quit")
 AFRESH = "/new"
@@ -25,8 +34,15 @@ BLOCK = 32
 
 def chat(
     model: Annotated[
-        Path, typer.Option("--model", "-m", help="Folder of safetensors, or a .gguf file.")
-    ],
+        str,
+        typer.Option(
+            "--model", "-m", help="Folder of safetensors or a .gguf file; with --url its name."
+        ),
+    ] = "",
+    url: Annotated[
+        str,
+        typer.Option(help="Of a running server (parl serve); its key in $PARL_API_KEY."),
+    ] = "",
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Answer this and exit.")
     ] = None,
@@ -44,22 +60,42 @@ def chat(
         bool, typer.Option("--thinking/--instant", help="Kimi K2.5's two modes.")
     ] = True,
 ) -> None:
-    """Talk to a model on this machine's CPU, in 32-bit floats (a model of 135 M takes 1.5 GB).
+    """Talk to a model on this machine's CPU, in 32-bit floats (a model of 135 M takes 1.5 GB), or
+    to a server.
 
     Lines are messages; /new begins a new dialogue, /exit or the end of input leaves.
     """
-    from engine.chat.conversation import Conversation, Manner
-    from engine.errors import CapacityError
     from infra.errors import ConfigError
 
-    if not model.exists():
-        raise ConfigError(f"--model {model} does not exist; expected a model folder or .gguf file")
     if not math.isfinite(temperature):
         raise ConfigError(f"--temperature {temperature}: expected a finite number, 0 or more")
     if not 0 < top_p <= 1:
         raise ConfigError(f"--top-p {top_p}: expected more than 0, at most 1")
+    if url:
+        _talk_to_server(
+            url,
+            model,
+            system,
+            prompt,
+            {
+                "temperature": temperature,
+                "top_p": top_p,
+                "max_tokens": max_tokens,
+                "seed": seed,
+                "chat_template_kwargs": {"thinking": thinking},
+            },
+        )
+        return
+    from engine.chat.conversation import Conversation, Manner
+    from engine.errors import CapacityError
+
+    path = Path(model)
+    if not model:
+        raise ConfigError("expected --model (a folder or .gguf file) or --url (a running server)")
+    if not path.exists():
+        raise ConfigError(f"--model {model} does not exist; expected a model folder or .gguf file")
     manner = Manner(system, max_tokens, temperature, top_p, seed)
-    renderer, engine = _load(model, thinking, context)
+    renderer, engine = _load(path, thinking, context)
     conversation = Conversation(engine, renderer, manner)
     room = engine.config.max_context
     try:
@@ -69,10 +105,7 @@ def chat(
             else:
                 runner.run(_answer(conversation, prompt))
     except KeyboardInterrupt:
-        if sys.stdin.isatty():
-            typer.echo()
-        typer.echo("parl: interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise _interrupted() from None
     except CapacityError as error:
         raise CapacityError(
             f"the dialogue has no room left in {room} tokens; give a shorter --prompt or --context "
@@ -80,6 +113,29 @@ def chat(
         ) from error
     finally:
         engine.close()
+
+
+def _talk_to_server(
+    url: str, model: str, system: str | None, prompt: str | None, options: dict[str, Any]
+) -> None:
+    from parl.cli.chat_url import RemoteConversation
+
+    conversation = RemoteConversation(url, model, system, options)
+    try:
+        with asyncio.Runner() as runner:
+            if prompt is None:
+                _talk(runner, conversation, 0)
+            else:
+                runner.run(_answer(conversation, prompt))
+    except KeyboardInterrupt:
+        raise _interrupted() from None
+
+
+def _interrupted() -> typer.Exit:
+    if sys.stdin.isatty():
+        typer.echo()
+    typer.echo("parl: interrupted", err=True)
+    return typer.Exit(INTERRUPTED)
 
 
 def _load(model: Path, thinking: bool, context: int) -> tuple[Renderer, LightEngine]:
@@ -113,7 +169,7 @@ def _load(model: Path, thinking: bool, context: int) -> tuple[Renderer, LightEng
     return renderer, LightEngine(config, settings, fetch_weights=lambda version: weights)
 
 
-def _talk(runner: asyncio.Runner, conversation: Conversation, room: int) -> None:
+def _talk(runner: asyncio.Runner, conversation: Talker, room: int) -> None:
     """A line at a time. Read in the main thread, where Ctrl-C ends the reading at once."""
     from engine.errors import CapacityError
 
@@ -136,7 +192,7 @@ def _talk(runner: asyncio.Runner, conversation: Conversation, room: int) -> None
                 )
 
 
-async def _answer(conversation: Conversation, text: str) -> None:
+async def _answer(conversation: Talker, text: str) -> None:
     async for piece in conversation.say(text):
         typer.echo(visible(piece), nl=False)
     typer.echo()

@@ -84,20 +84,24 @@ def merge(deltas: Iterable[Delta]) -> list[Delta]:
     """The same in as few deltas as say it in the same order."""
     merged: list[Delta] = []
     for delta in deltas:
-        last = merged[-1] if merged else None
-        if last is not None and last.call is None and delta.call is None:
-            both = Delta(last.content + delta.content, last.reasoning + delta.reasoning)
-            if not (both.content and both.reasoning):
-                merged[-1] = both
-                continue
-        if last is not None and last.call is not None and delta.call is not None:
-            if last.call.index == delta.call.index and delta.call.name is None:
-                head = last.call
-                text = head.arguments + delta.call.arguments
-                merged[-1] = Delta(call=CallDelta(head.index, head.id, head.name, text))
-                continue
-        merged.append(delta)
+        both = _joined(merged[-1], delta) if merged else None
+        if both is None:
+            merged.append(delta)
+        else:
+            merged[-1] = both
     return merged
+
+
+def _joined(first: Delta, second: Delta) -> Delta | None:
+    """None where two deltas cannot be one."""
+    head, more = first.call, second.call
+    if head is None and more is None:
+        both = Delta(first.content + second.content, first.reasoning + second.reasoning)
+        return None if both.content and both.reasoning else both
+    if head is None or more is None or head.index != more.index:
+        return None
+    arguments = head.arguments + more.arguments
+    return Delta(call=CallDelta(head.index, head.id, head.name, arguments))
 
 
 class Characters:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.base import CallText
@@ -53,9 +54,11 @@ def spelled(turn: Turn) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in turn.calls]
 
 
+FEW = settings(max_examples=40)
 cuts = st.lists(st.integers(0, 400), max_size=12)
 
 
+@FEW
 @given(st.sampled_from(sorted(RENDERERS)), texts, texts, st.data(), cuts)
 def test_a_rendered_turn_is_read_back(kind, text, thought, data, where):
     """Content, reasoning, names and arguments of a turn, markers in strings included; the finder
@@ -85,6 +88,7 @@ def test_a_rendered_turn_is_read_back(kind, text, thought, data, where):
 
 
 @pytest.mark.parametrize("kind", sorted(RENDERERS))
+@FEW
 @given(data=st.data())
 def test_any_ids_in_any_pieces(kind, data):
     """Ids without sense, markers everywhere: the sum does not depend on the pieces, nothing raises,
@@ -104,9 +108,14 @@ def test_any_ids_in_any_pieces(kind, data):
     if kind in ("kimi", "bpe"):
         found = renderer.finder().find(ids)
         assert len(whole[0].calls) - len(found.calls) in (0, 1)
-        assert [c.arguments_text.encode("utf-8", "replace") for c in found.calls] == [
-            call.arguments.replace("\ufffd", "?").encode() for call in whole[0].calls
-        ][: len(found.calls)] or "\ufffd" in str(spelled(whole[0]))
+        written = [c.arguments_text for c in found.calls]
+        told = [call.arguments for call in whole[0].calls[: len(written)]]
+        # bytes that are no text: lone surrogates there, U+FFFD here
+        assert [_text(one) for one in told] == [_text(one) for one in written]
+
+
+def _text(text: str) -> str:
+    return "".join(c for c in text if c != "\ufffd" and not "\ud800" <= c <= "\udfff")
 
 
 _WRITTEN = st.lists(
@@ -121,13 +130,14 @@ _WRITTEN = st.lists(
 ).map("".join)
 
 
+@FEW
 @given(_WRITTEN, st.data(), cuts)
 def test_hermes_text_in_any_tokens(text, data, where):
     """In text mode neither the pieces nor how the text is cut into tokens matter."""
     whole = read(CHATML, CHATML.tokenizer.encode(text), [])
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     bounds = [0, *places, len(text)]
-    parts = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [text[a:b] for a, b in pairwise(bounds)]
     ids = [i for part in parts for i in CHATML.tokenizer.encode(part)]
     assert read(CHATML, ids, where) == whole
 
@@ -195,6 +205,7 @@ def test_no_tools_no_calls():
     assert (turn.content, reader.error) == (written, None)
 
 
+@FEW
 @given(st.sampled_from(sorted(RENDERERS)), texts)
 def test_plain_text_is_content(kind, text):
     renderer = RENDERERS[kind]

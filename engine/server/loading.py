@@ -1,0 +1,103 @@
+"""load: a configuration's engine, with weights, and its text side. Imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.chat.base import Tokenizer
+from engine.chat.chatml import ChatMLRenderer
+from engine.chat.dialogue import Renderer
+from engine.chat.kimi import K2Renderer, K25Renderer
+from engine.chat.load import load_renderer, load_tokenizer
+from engine.chat.tokenizers import ByteTokenizer
+from engine.constrain.vocabulary import Vocabulary
+from engine.errors import ChatError
+from engine.light.engine import LightEngine
+from engine.model.checkpoint.load import load_model
+from engine.model.config import ModelConfig
+from engine.model.model import PolicyModel
+from engine.model.presets import PRESETS
+from engine.runtime.weights import make_weight_set
+from engine.server.config import ModelSection, ServeConfig
+from engine.server.format import ChatFormat
+from engine.server.service import Loaded
+from infra.errors import ConfigError
+
+
+def load(config: ServeConfig) -> Loaded:
+    """LightEngine in this process. ConfigError, CheckpointError or ChatError in one line."""
+    section = config.model
+    tokenizer = _tokenizer(section)
+    chat = chat_format(section, tokenizer)
+    policy = _policy(section, tokenizer)
+    shape = policy.config
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise ChatError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model {shape.vocab_size}; expected "
+            "a tokenizer of this model (model.tokenizer)"
+        )
+    room = min(config.engine.max_context, shape.max_position_embeddings)
+    engine_config = config.engine.model_copy(update={"max_context": room})
+    tensors = {name: tensor.numpy() for name, tensor in policy.state_dict().items()}
+    weights = make_weight_set(0, tensors, shape.model_dump(mode="json"))
+    vocabulary = Vocabulary.of(tokenizer)
+    engine = LightEngine(
+        shape,
+        engine_config,
+        fetch_weights=lambda version: weights,
+        vocabulary=vocabulary,
+    )
+    return Loaded(engine, tokenizer, vocabulary, chat, engine.close)
+
+
+def _policy(section: ModelSection, tokenizer: Tokenizer) -> PolicyModel:
+    if section.path:
+        path = Path(section.path)
+        if not path.exists():
+            raise ConfigError(
+                f"model.path = {section.path!r} does not exist; expected a model folder or a .gguf "
+                "file"
+            )
+        return load_model(path)
+    if section.preset not in PRESETS:
+        raise ConfigError(
+            f"model.preset = {section.preset!r}: expected one of {', '.join(PRESETS)}"
+        )
+    shape: ModelConfig = PRESETS[section.preset]()
+    if shape.vocab_size < tokenizer.vocab_size:
+        shape = ModelConfig.model_validate(
+            shape.model_dump() | {"vocab_size": tokenizer.vocab_size}
+        )
+    return PolicyModel(shape, section.seed)
+
+
+def _tokenizer(section: ModelSection) -> Tokenizer:
+    if section.tokenizer == "bytes":
+        return ByteTokenizer(section.words)
+    path = Path(section.tokenizer or section.path)
+    if not path.exists():
+        raise ConfigError(
+            f"model.{'tokenizer' if section.tokenizer else 'path'} = {str(path)!r} does not exist; "
+            "expected a folder with a tokenizer, a .gguf file, or `bytes`"
+        )
+    return load_tokenizer(path)
+
+
+def chat_format(section: ModelSection, tokenizer: Tokenizer) -> ChatFormat | None:
+    """None = completions only. ChatError where a vocabulary lacks the markers of a format."""
+    kind = section.chat
+    if kind == "none":
+        return None
+    if kind == "kimi-k2":
+        return ChatFormat(K2Renderer(tokenizer))
+    if kind == "kimi-k2.5":
+        return ChatFormat(K25Renderer(tokenizer, False), K25Renderer(tokenizer, True))
+    if kind == "chatml":
+        return ChatFormat(ChatMLRenderer(tokenizer))
+    if section.tokenizer == "bytes":
+        return ChatFormat(K25Renderer(tokenizer, False), K25Renderer(tokenizer, True))
+    path = Path(section.tokenizer or section.path)
+    instant: Renderer = load_renderer(path, thinking=False)
+    if isinstance(instant, K25Renderer):
+        return ChatFormat(instant, K25Renderer(instant.tokenizer, True))
+    return ChatFormat(instant)
