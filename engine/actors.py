@@ -32,6 +32,8 @@ from engine.runtime.types import (
     EvictResult,
     EvictSelector,
     KVSummary,
+    RewarmPolicy,
+    RewarmResult,
     StepRequest,
     StepResult,
     WeightSet,
@@ -80,15 +82,17 @@ class EngineActor:
         fetch_weights: Callable[[], WeightSet | None] | None = None,
         announce: Callable[[int], None] | None = None,
         num_threads: int = 1,
+        text_of: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         """``fetch_weights()`` None = nothing was published yet: no step before ``load_weights``.
-        ``announce(pid)`` is called once the engine can answer."""
+        ``announce(pid)`` is called once the engine can answer. ``text_of``: see LightEngine."""
         torch.set_num_threads(num_threads)
         weights = None if fetch_weights is None else fetch_weights()
         self._engine = LightEngine(
             model,
             config,
             fetch_weights=None if weights is None else lambda _: weights,
+            text_of=text_of,
             on_failure=_end_process,
         )
         self._mailboxes: dict[Client, _Mailbox] = {}
@@ -174,6 +178,8 @@ class EngineActor:
                 return await self._engine.get_kv_summary(ctx)
             case "evict_kv", (ctx, selector):
                 return await self._engine.evict_kv(ctx, selector)
+            case "rewarm_kv", (ctx, selector, policy, timeout_s):
+                return await self._engine.rewarm_kv(ctx, selector, policy, timeout_s)
             case "info", ():
                 return await self._engine.info()
         raise EngineError(f"verb {verb!r} with {len(arguments)} arguments; expected one of MRI's")
@@ -262,6 +268,17 @@ class RemoteRuntime:
     async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:
         await self._send_observed(ctx)
         return await self._ask("evict_kv", ctx, selector)
+
+    async def rewarm_kv(
+        self,
+        ctx: ContextId,
+        selector: EvictSelector,
+        policy: RewarmPolicy = "wait_complete",
+        timeout_s: float = 30.0,
+    ) -> RewarmResult:
+        """As LightEngine's; ``timeout_s`` is of the policy timeout, the call has its own."""
+        await self._send_observed(ctx)
+        return await self._ask("rewarm_kv", ctx, selector, policy, timeout_s)
 
     async def fork(self, ctx: ContextId, policy: ContextPolicy | None = None) -> ContextId:
         await self._send_observed(ctx)

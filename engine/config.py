@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.kvcache.config import TierConfig
+from engine.kvcache.config import ColdRouterConfig, HotZoneConfig, TierConfig
 from infra.config import ConfigModel
 
 
@@ -30,6 +30,12 @@ class EngineConfig(ConfigModel):
     the ledger. Four layers of two heads of 32: 560 bytes; 61 latent layers of 576 (K2.5): 39,528,
     so 5 GB for 128K tokens; switch it off where that is more than agreement in the last digits of
     a logprob is worth, and where nobody learns."""
+    cold_router: ColdRouterConfig | None = None
+    """Hybrid attention: bring the cold blocks back that a turn's new tokens ask for. None: only
+    ``rewarm_kv`` does. The engine then needs ``text_of``, a callable from token ids to text."""
+    hot_zone: HotZoneConfig | None = None
+    """Hybrid attention, not in deterministic mode: the hot zone follows what attention does. None:
+    it is ``model.attention.hot``."""
     block_size: int = Field(default=32, ge=1)
     """Tokens a KV block; also the step in which attention reads the cache. Hybrid attention: 32."""
     max_contexts: int = Field(default=1024, ge=1)

@@ -171,6 +171,8 @@ class ScriptedRuntime:
 
     async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:
         context = self._idle(ctx, "evict_kv")
+        if selector.to == "cold":
+            raise NotSupportedError("evict_kv to 'cold': this engine has no cold KV")
         if not 0 <= selector.start <= selector.end <= len(context.tokens):
             raise InvalidStateError(
                 f"evict_kv [{selector.start}, {selector.end}) of a context of "

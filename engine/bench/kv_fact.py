@@ -1,11 +1,11 @@
 """A number early in a long context, cold, re-warmed, and after ten rounds of both.
 
-``python -m engine.bench.kv_fact [--context 7168]``. SmolLM2-135M's keys and values of a needle
+``python -m engine.bench.kv_fact [--context 7168]``: SmolLM2-135M's keys and values of a needle
 context (engine.bench.kv_texts) are written into a TieredKV whose old blocks lie in a file; the
 question is then answered through the cache by hybrid attention, row by row as LightEngine does it.
 Before the re-warm the number cannot be known, after it it can, and ten rounds of evicting and
-re-warming change no digit. 7K tokens is what this model was trained for; the mechanism does
-not depend on the length.
+re-warming change no digit. 7K tokens is what this model was trained for; ``--tokens 100000`` tells
+the same of LightEngine with a policy built by hand (engine.bench.kv_distance).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from engine.attention.config import HybridConfig
 from engine.attention.retrieve import selection_width
+from engine.bench import kv_distance
 from engine.bench.kv_quality import cache_folder
 from engine.bench.kv_reading import Prefill, cached_prefill
 from engine.bench.kv_texts import DIGITS, HAYSTACK, Question, needle_task, smollm2
@@ -165,13 +166,37 @@ def report(stories: list[Story], digits: dict[int, str]) -> Iterator[str]:
     yield f"digits right: {known[1]} of {len(pairs)} while cold, {known[0]} re-warmed"
 
 
+def _far(tokens: int) -> None:
+    torch.set_num_threads(1)
+    warm = BLOCK * (tokens // 6 // BLOCK)
+    positions = [1000, tokens // 40, tokens // 12, tokens // 3, tokens // 2, tokens * 11 // 20]
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            story = kv_distance.tell(
+                [tokens * 3 // 5, tokens * 4 // 5, tokens],
+                positions,
+                warm=warm,
+                directory=Path(directory),
+                attention={"hybrid": {"dense_below": 0}},
+            )
+    except EngineError as error:
+        sys.exit(f"kv_fact: {error}")
+    sys.stdout.write(f"hand-built policy of two layers, {warm} coded tokens on the device\n")
+    for line in kv_distance.report(story):
+        sys.stdout.write(line + "\n")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--context", type=int, default=7168)
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--cache", type=Path, default=cache_folder())
+    parser.add_argument("--tokens", type=int, help="the far story, at 60, 80 and 100 % of them")
     options = parser.parse_args()
+    if options.tokens is not None:
+        _far(options.tokens)
+        return
     try:
         path = smollm2()
         tokenizer, model = load_tokenizer(path), load_model(path).eval()

@@ -118,7 +118,7 @@ class TieredKV:
                 num_warm=context.tokens_in(Tier.WARM),
                 num_cold=context.tokens_in(Tier.COLD),
                 kv_bytes=int(full) * layout.full_block_bytes + int(warm) * layout.warm_block_bytes,
-                cold_bytes=np.count_nonzero(context.record) * layout.record_bytes,
+                cold_bytes=int(np.count_nonzero(context.record)) * layout.record_bytes,
             )
 
     def states(self, ctx: str) -> list[State]:
@@ -147,6 +147,13 @@ class TieredKV:
         with self._changed:
             context = self._idle(ctx, "cold_blocks")
             return context.where(State.SPILLING, State.COLD_HOST, State.COLD_DISK)
+
+    def first_full(self, ctx: str) -> int:
+        """First block after the last one that is not in full precision, at least 1."""
+        with self._changed:
+            context = self._idle(ctx, "first_full")
+            states = context.state[: context.num_blocks]
+            return 1 + int(np.max(np.flatnonzero(states != State.HOT), initial=0))
 
     def config_of(self, ctx: str) -> TierConfig:
         """With the context's own hot zone, see ``set_hot``."""

@@ -54,6 +54,14 @@ class Context:
     """Logical block -> physical block; full attention only."""
     shares_tail: bool = False
     """Hybrid attention: the block written next may belong to a fork too."""
+    turn: int | None = None
+    """Hybrid attention with a cold router: first token that came in since the last turn was routed;
+    None: none did."""
+    pause: int | None = None
+    """Position that no row may reach before something else was done, see engine.light.turn_starts.
+    """
+    replayed: int = 0
+    """Moves between tiers on record that have been made since its KV was last dropped."""
     warm_reads: int = 0
     retrieved: int = 0
     """Since the last report, see StepResult."""
@@ -81,6 +89,8 @@ class Context:
     def next_rows(self, limit: int) -> list[int]:
         """Positions to compute next; a context that only prefills for a fork leaves the last."""
         available = len(self.todo) if self.step is not None else self.num_prefill
+        if self.pause is not None and self.todo:
+            available = min(available, self.pause - self.todo[0])
         return self.todo[: min(limit, available)]
 
     def rewind(self, length: int) -> None:

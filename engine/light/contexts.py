@@ -17,6 +17,7 @@ from engine.errors import (
     CapacityError,
     ContextLost,
     ContextTooLong,
+    EngineError,
     InvalidStateError,
     NotSupportedError,
 )
@@ -38,6 +39,8 @@ from engine.runtime.types import (
 class ContextTable(ABC):
     kv: Literal["full", "tiered"]
     """What a context's policy may ask for."""
+    has_summaries = False
+    """Whether it may ask for summaries of cold blocks."""
 
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
         self._model_config = model_config
@@ -103,6 +106,11 @@ class ContextTable(ABC):
         """Whole blocks that hold any token of [start, end), and more where ``_evict`` says so."""
         context = self.idle(ctx, "evict_kv")
         self._check_range("evict_kv", context, selector)
+        if selector.to == "cold" and self.kv == "full":
+            raise NotSupportedError(
+                "evict_kv to 'cold': this engine runs full attention and has no cold KV; set "
+                "model.attention.mode = 'hybrid'"
+            )
         return self._evict(context, selector)
 
     def rewarm(
@@ -113,6 +121,10 @@ class ContextTable(ABC):
             "rewarm_kv: this engine runs full attention and has no cold KV; set "
             "model.attention.mode = 'hybrid'"
         )
+
+    def before_batch(self, contexts: Iterable[Context]) -> list[tuple[Context, EngineError]]:
+        """What is due between two batches; ``contexts`` whose step cannot go on, and why."""
+        return []
 
     # -- what the kinds do ----------------------------------------------------------------------
 
@@ -185,7 +197,7 @@ class ContextTable(ABC):
             )
 
     def _check_policy(self, policy: ContextPolicy) -> None:
-        if policy.kv not in ("auto", self.kv) or policy.summaries:
+        if policy.kv not in ("auto", self.kv) or (policy.summaries and not self.has_summaries):
             raise NotSupportedError(
                 f"policy kv={policy.kv!r}, summaries={policy.summaries}: this engine serves "
                 f"kv={self.kv!r} without summaries, as its model section says "

@@ -25,6 +25,7 @@ from engine.kvcache.quantise import BLOCK
 from engine.kvcache.step import StepView
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import Tier, warm_end
+from engine.light.hot_watch import HotWatch
 from engine.light.rows import Reads
 
 WAVE_BYTES = 32 << 20
@@ -134,7 +135,8 @@ class HybridRows:
         selection_shape: tuple[int, ...],
         through_torch: Through,
         batch: Sequence[tuple[str, list[int]]],
-        report_codes: bool,
+        report_codes: bool = False,
+        watch: HotWatch | None = None,
     ) -> None:
         """``batch``: contexts with rising positions, without a gap; selection_shape: layers, G,
         P | 1, K."""
@@ -149,6 +151,8 @@ class HybridRows:
         self._through_torch = through_torch
         self._step = self._kv.begin_step(self._batch)
         self._runs = list(self._all_runs())
+        self._watch = watch
+        self._newest = {run.owner: run for run in self._runs}
         last = self._runs[-1]
         num_rows = last.row + last.count
         self.order = np.arange(num_rows)
@@ -174,6 +178,8 @@ class HybridRows:
     def finish(self) -> Reads:
         codes = self._fresh_codes() if self._report_codes else {}
         self._kv.end_step(self._step)
+        if self._watch is not None:
+            self._watch.finish()
         warm = np.concatenate([np.full(r.count, BLOCK * len(r.warm_blocks)) for r in self._runs])
         failed = self._step.failed
         bad = self._bad | {i for i, (ctx, _) in enumerate(self._batch) if ctx in failed}
@@ -284,6 +290,18 @@ class HybridRows:
             out[row] = found
             if selected is not None:
                 selections[row, layer] = selected
+        if self._watch is not None and layer == self._watch.layer:
+            self._look(run, rows[-1], scaled, warm)
+
+    def _look(self, run: _Run, newest: _Row, scaled: Tensor, warm: WarmBlocks | None) -> None:
+        """At the newest row of a context, unless it reads everything."""
+        length, parts = newest
+        if self._newest[run.owner] is run and not is_dense(length, self._config.dense_below):
+            assert self._watch is not None, "asked by it"
+            row = run.row + run.count - 1
+            chosen = self._selections[row, self._watch.layer]
+            name = self._batch[run.owner][0]
+            self._watch.see(name, length, scaled[row], parts, warm, chosen)
 
 
 def _distinct(selected: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from engine.light.context import Context, WaitingFork
 from engine.light.rows import Plan
 from engine.light.runner import RowBatch, new_runner, settled
 from engine.light.steps import Call, Steps, told
-from engine.light.tables import new_table
+from engine.light.tables import TextOf, new_table
 from engine.model.config import ModelConfig
 from engine.runtime.types import (
     ContextId,
@@ -48,6 +48,7 @@ class Scheduler:
         self,
         model_config: ModelConfig,
         config: EngineConfig,
+        text_of: TextOf | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
         if config.max_context > model_config.max_position_embeddings:
@@ -59,7 +60,7 @@ class Scheduler:
         self._config = config
         self._has_experts = model_config.num_moe_layers > 0
         self._runner = new_runner(model_config, config)
-        self.contexts = new_table(model_config, config)
+        self.contexts = new_table(model_config, config, text_of)
         self._loads: deque[tuple[WeightSet, Future[int]]] = deque()
         self._epoch = 0
         self._num_batches = 0
@@ -221,6 +222,9 @@ class Scheduler:
         """Rows of the longest-waiting contexts first, decode before prefill among equals, while
         ``max_rows`` lasts."""
         ready = [c for c in self.contexts if self._is_running(c) or (c.forks and c.num_prefill)]
+        for context, error in self.contexts.before_batch(ready):
+            self._fail(context, error)
+            ready.remove(context)
         ready.sort(key=lambda c: (-c.policy.priority, c.served, len(c.todo) > 1))
         room = self._config.max_rows
         self.contexts.begin_batch()

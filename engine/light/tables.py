@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,17 +13,29 @@ from engine.kvcache.layout import CacheLayout
 from engine.kvcache.paged import PagedKV
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.tiered import TieredKV
+from engine.kvcache.turns import TurnRouter
 from engine.light.contexts import ContextTable
 from engine.light.paged_contexts import PagedTable
 from engine.light.tiered_contexts import TieredTable
 from engine.model.config import ModelConfig
 from infra.errors import ConfigError
 
+TextOf = Callable[[Sequence[int]], str]
+"""Token ids to text."""
 
-def new_table(model: ModelConfig, config: EngineConfig) -> ContextTable:
-    """ConfigError when the engine section does not fit hybrid attention."""
+
+def new_table(
+    model: ModelConfig, config: EngineConfig, text_of: TextOf | None = None
+) -> ContextTable:
+    """ConfigError when the engine section does not fit the model's attention."""
+    _check_options(model, config, text_of)
     if model.attention.mode == "hybrid":
-        return TieredTable(model, config, _tiered(model, config))
+        kv = _tiered(model, config)
+        router = None
+        if config.cold_router is not None:
+            assert text_of is not None, "checked above"
+            router = TurnRouter(config.cold_router, text_of)
+        return TieredTable(model, config, kv, router)
     kv = PagedKV(
         model.num_hidden_layers,
         config.num_blocks,
@@ -33,6 +46,46 @@ def new_table(model: ModelConfig, config: EngineConfig) -> ContextTable:
         getattr(torch, config.kv_dtype),
     )
     return PagedTable(model, config, kv)
+
+
+def _check_options(model: ModelConfig, config: EngineConfig, text_of: TextOf | None) -> None:
+    router, zone = config.cold_router, config.hot_zone
+    for name, given in (("cold_router", router), ("hot_zone", zone)):
+        if given is not None and model.attention.mode != "hybrid":
+            raise ConfigError(
+                f"engine.{name} is set, but model.attention.mode='{model.attention.mode}' has no "
+                "tiers; set it to 'hybrid' or leave the section out"
+            )
+    if zone is not None and config.deterministic:
+        raise ConfigError(
+            f"engine.hot_zone.mode='{zone.mode}' with engine.deterministic=true: a zone that "
+            "follows attention cannot be replayed by a learner; set deterministic=false or leave "
+            "hot_zone out"
+        )
+    if zone is not None and not (
+        BLOCK <= model.attention.hot <= zone.maximum and model.attention.hot % BLOCK == 0
+    ):
+        raise ConfigError(
+            f"engine.hot_zone begins at model.attention.hot={model.attention.hot}; expected a "
+            f"multiple of {BLOCK} up to hot_zone.maximum={zone.maximum}"
+        )
+    if router is None:
+        return
+    if config.tiers.cold == "off":
+        raise ConfigError(
+            "engine.cold_router is set, but engine.tiers.cold='off' sends nothing away; set it to "
+            "host or disk"
+        )
+    if text_of is None:
+        raise ConfigError(
+            "engine.cold_router is set, but this engine was started without text_of, a callable "
+            "from token ids to text; pass a tokenizer's decode"
+        )
+    if config.deterministic and router.policy != "wait_complete":
+        raise ConfigError(
+            f"engine.cold_router.policy='{router.policy}' with engine.deterministic=true: when "
+            "blocks arrive would depend on a thread; set it to wait_complete"
+        )
 
 
 def _tiered(model: ModelConfig, config: EngineConfig) -> TieredKV:

@@ -3,8 +3,9 @@
 What a query reads depends on how old each block was when it ran: a block that turned to codes since
 then cannot be read in full precision again. So a context is always computed in order, the missing
 positions are its last ones, and dropping some of the others means to compute all of them again, but
-for the newest. LightEngine never lets TieredKV demote blocks for want of room: it would be read
-differently; idle contexts give all their KV instead.
+for the newest. In deterministic mode LightEngine never lets TieredKV demote blocks for want of
+room: it would be read differently; idle contexts give all their KV instead. Otherwise the oldest
+warm blocks go to the cold tier first.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import numpy as np
 
 from engine.attention.retrieve import selection_width
 from engine.config import EngineConfig
-from engine.errors import BlockCorrupt, CapacityError
+from engine.errors import BlockCorrupt, CapacityError, EngineError
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import State, warm_end
+from engine.kvcache.turns import TurnRouter
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
+from engine.light.hot_watch import HotWatch
 from engine.light.hybrid_rows import HybridRows, through_torch
 from engine.light.rows import Plan
+from engine.light.turn_starts import TurnStarts, serve_all
 from engine.model.config import ModelConfig
 from engine.runtime.types import (
     ContextId,
@@ -41,8 +45,22 @@ Slots = tuple[int, int]
 class TieredTable(ContextTable):
     kv = "tiered"
 
-    def __init__(self, model_config: ModelConfig, config: EngineConfig, kv: TieredKV) -> None:
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        kv: TieredKV,
+        router: TurnRouter | None = None,
+    ) -> None:
         super().__init__(model_config, config)
+        self._router = router
+        self.has_summaries = router is not None and router.has_summaries
+        self._turns = TurnStarts(kv, router, self._warm_room)
+        self.watch: HotWatch | None = None
+        """Where the hot zone follows attention."""
+        if config.hot_zone is not None:
+            window = model_config.attention.hybrid.window
+            self.watch = HotWatch(config.hot_zone, kv, model_config.num_hidden_layers, window)
         self._kv = kv
         self._through_torch = through_torch(kv, model_config.attention.hybrid)
         self._report_codes = config.report_codes and kv.config.profile != "full"
@@ -77,12 +95,32 @@ class TieredTable(ContextTable):
         assert parent.selections is not None, "hybrid attention records selections"
         context.selections = parent.selections.copy()
         context.codes = None if parent.codes is None else dict(parent.codes)
+        context.turn, context.replayed = parent.turn, parent.replayed
+        if self.watch is not None:
+            self.watch.fork(parent.id, child)
         if parent.id in self._loading:
             self._loading.add(child)
 
+    def append(self, ctx: ContextId, tokens: list[int]) -> None:
+        super().append(ctx, tokens)
+        if tokens:
+            context = self._contexts[ctx]
+            self._turns.begin(context, len(context.tokens) - len(tokens))
+
+    def before_batch(self, contexts: Iterable[Context]) -> list[tuple[Context, EngineError]]:
+        self.begin_batch()
+        loading, failed = serve_all(self._turns, contexts, _held)
+        self._loading |= {context.id for context in loading}
+        for context, error in failed:
+            if isinstance(error, BlockCorrupt):
+                self._drop(context)
+        return failed
+
     def _evict(self, context: Context, selector: EvictSelector) -> EvictResult:
         """Everything from the first block on, or all blocks when that cannot be computed again to
-        the same bits."""
+        the same bits. To cold: coded blocks alone, waits until their records are written."""
+        if selector.to == "cold":
+            return self._send_to_cold(context, selector)
         held, used = _held(context), self._kv.used_bytes
         start = selector.start - selector.start % BLOCK
         if start >= held or selector.end == selector.start:
@@ -91,6 +129,15 @@ class TieredTable(ContextTable):
         first = _held(context)
         ranges = [(b, min(b + BLOCK, held)) for b in range(first, held, BLOCK)]
         return EvictResult(tuple(ranges), freed_bytes=used - self._kv.used_bytes)
+
+    def _send_to_cold(self, context: Context, selector: EvictSelector) -> EvictResult:
+        """What is in full precision stays: attention wants no gap there."""
+        ctx, before = context.id, len(self._kv.events(context.id))
+        coded = BLOCK * warm_end(_held(context), self._kv.config_of(ctx))
+        end = min(selector.end, coded)
+        result = self._kv.evict(ctx, min(selector.start, end), end, to="cold")
+        self._turns.moved(context, before)
+        return result
 
     def rewarm(
         self, ctx: ContextId, selector: EvictSelector, policy: RewarmPolicy, timeout_s: float
@@ -104,12 +151,14 @@ class TieredTable(ContextTable):
         states = self._kv.states(ctx)[start // BLOCK : -(-end // BLOCK)]
         cold = (State.COLD_HOST, State.COLD_DISK)
         self.begin_batch()
-        self._reclaim_idle((0, sum(state in cold for state in states)), but=context)
+        self._warm_room(context, sum(state in cold for state in states))
+        before = len(self._kv.events(ctx))
         try:
             done = self._kv.rewarm(ctx, start, end, policy, timeout_s)
         except BlockCorrupt:
             self._drop(context)
             raise
+        self._turns.moved(context, before)
         if done.pending:
             self._loading.add(ctx)
         if done.lost:
@@ -131,7 +180,14 @@ class TieredTable(ContextTable):
             num_warm=held.num_warm,
             num_cold=held.num_cold,
             kv_bytes=held.kv_bytes,
+            vectors=self._vectors(context) if context.policy.summaries else None,
+            cold_bytes=held.cold_bytes,
         )
+
+    def _vectors(self, context: Context) -> np.ndarray:
+        assert self._router is not None, "the policy was checked when the context was opened"
+        cold = self._kv.cold_blocks(context.id)
+        return self._router.vectors(context.id, context.tokens, cold)
 
     def forget_computed(self) -> None:
         """Slots go back: the new KV is written in order of age, as the old was."""
@@ -153,6 +209,7 @@ class TieredTable(ContextTable):
     def cover(self, context: Context, positions: list[int]) -> None:
         wanted = self._wanted(context, positions)
         if not self._fits(wanted):
+            self._relieve(context, wanted[1])
             self._reclaim_idle(wanted, but=context)
         if not self._fits(wanted):
             raise self._no_room(wanted)
@@ -171,6 +228,7 @@ class TieredTable(ContextTable):
             self._through_torch,
             [(context.id, positions) for context, positions in plan],
             self._report_codes,
+            self.watch,
         )
         for context, _ in plan:
             context.shares_tail = False
@@ -184,9 +242,13 @@ class TieredTable(ContextTable):
         context.selections = np.full((len(context.tokens), *self._selection_shape), -1, np.int32)
         context.codes = {} if self._report_codes else None
         context.code_bytes = self._kv.layout.warm_block_bytes
+        self._turns.begin(context, 0)
 
     def _closed(self, context: Context) -> None:
         self._loading.discard(context.id)
+        self._turns.forget(context)
+        if self.watch is not None:
+            self.watch.forget(context.id)
         self._kv.release(context.id)
 
     # -- dropping -------------------------------------------------------------------------------
@@ -196,16 +258,18 @@ class TieredTable(ContextTable):
         that the query after them read in full precision."""
         held = self._kv.summary(context.id).num_tokens
         if held > length:
-            config = self._kv.config
+            config = self._kv.config_of(context.id)
             if warm_end(length + 1, config) != warm_end(held, config):
                 length = 0
             self._kv.truncate(context.id, length)
+            self._turns.cut(context, length)
             _forget_codes(context, length)
             held = length
         context.todo = list(range(held, len(context.tokens)))
 
     def _drop(self, context: Context) -> None:
         self._kv.truncate(context.id, 0)
+        self._turns.cut(context, 0)
         _forget_codes(context, 0)
         self._loading.discard(context.id)
         context.shares_tail = False
@@ -224,7 +288,10 @@ class TieredTable(ContextTable):
         """At most: codes that a fork has made already are not made again."""
         held, length = _held(context), positions[-1] + 1
         full = -(-length // BLOCK) - -(-held // BLOCK) + context.shares_tail
-        return full, warm_end(length, self._kv.config) - warm_end(held, self._kv.config)
+        config = self._kv.config_of(context.id)
+        # a zone that has shrunk leaves blocks behind that are coded now
+        was = warm_end(held, config) if self.watch is None else self._kv.first_full(context.id)
+        return full, max(0, warm_end(length, config) - was)
 
     def _free(self) -> Slots:
         pools, (full, warm) = self._kv.device, self._promised
@@ -233,6 +300,18 @@ class TieredTable(ContextTable):
     def _fits(self, wanted: Slots) -> bool:
         full, warm = self._free()
         return wanted[0] <= full and wanted[1] <= warm
+
+    def _relieve(self, context: Context, warm: int) -> None:
+        """The oldest warm blocks leave before anything is dropped or refused; the context's own
+        come last. Not in deterministic mode."""
+        while warm > self._free()[1] and self._kv.relieve(warm - self._free()[1], context.id):
+            pass
+
+    def _warm_room(self, context: Context, wanted: int) -> int:
+        """Free warm blocks after ``wanted`` of them were tried to be had for ``context``."""
+        self._relieve(context, wanted)
+        self._reclaim_idle((0, wanted), but=context)
+        return self._free()[1]
 
     def _reclaim_idle(self, wanted: Slots, but: Context) -> None:
         if self._fits(wanted):
