@@ -3,8 +3,6 @@
 Two curves by k (facts/kv-attention.md 2.1): the share of true far attention mass that lies in the
 tokens which the key-code index picks, and the digits of hidden numbers that the model still says.
 Mass alone misleads: block methods catch 89 % of it and lose the needles. So the needles decide.
-
-Shapes: n queries, A query heads, G key-value heads, P = A / G, D key size, T tokens, K chosen.
 """
 
 from __future__ import annotations
@@ -13,22 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from engine.attention.config import HybridConfig
-from engine.attention.index import exact_scores
-from engine.attention.sequence import attend_sequence
-from engine.attention.topology import far_mask
-from engine.bench.kv_reading import (
-    FULL,
-    Needles,
-    Prefill,
-    Variant,
-    hybrid,
-    prefill,
-    read,
-    score_needles,
-)
+from engine.bench.kv_probe import Probe, score_needles
+from engine.bench.kv_reading import Needles, prefill
 from engine.bench.kv_texts import needle_task, token_ids
 from engine.chat.base import Tokenizer
 from engine.errors import EngineError
@@ -105,18 +91,16 @@ def calibrate(
     follow = token_ids(text, tokenizer, context + num_queries, "given")[-num_queries:]
     stored = prefill(model, task.context)
     base = HybridConfig(window=window)
-    by_k = {k: hybrid(f"top-{k}", with_budget(base, k)) for k in ks}
-    mass, far_share = far_mass(model, stored, follow, by_k)
-    blind = hybrid("none", base.model_copy(update={"index": "none"}))
-
-    def needles(variant: Variant) -> Needles:
-        return score_needles(model, stored, task.questions, variant)
-
+    by_k = {k: with_budget(base, k) for k in ks}
+    mass, far_share = far_mass(Probe(model, stored, [follow], window), by_k)
+    questions = task.questions
+    probe = Probe(model, stored, [question.ids[:-1] for question in questions], window)
+    blind = base.model_copy(update={"index": "none"})
     return Calibration(
         mass=mass,
-        needles={k: needles(variant) for k, variant in by_k.items()},
-        full=needles(FULL),
-        blind=needles(blind),
+        needles={k: score_needles(model, probe, questions, config) for k, config in by_k.items()},
+        full=score_needles(model, probe, questions, None),
+        blind=score_needles(model, probe, questions, blind),
         far_share=far_share,
         context=context,
         window=window,
@@ -124,44 +108,23 @@ def calibrate(
 
 
 @torch.no_grad()
-def far_mass(
-    model: PolicyModel, context: Prefill, follow: Sequence[int], by_k: dict[int, Variant]
-) -> tuple[dict[int, float], float]:
-    """Share of far attention mass in what each variant chooses, by k, and far mass as a share of
+def far_mass(probe: Probe, by_k: dict[int, HybridConfig]) -> tuple[dict[int, float], float]:
+    """Share of far attention mass in what each budget chooses, by k, and far mass as a share of
     all; means over layers, queries and heads. Queries are those of full attention."""
-    queries: list[Tensor] = []
-    new_keys: list[Tensor] = []
-    read(model, context, follow, FULL, queries=queries, keys=new_keys)
     caught = dict.fromkeys(by_k, 0.0)
     far_share = 0.0
-    for layer, q in enumerate(queries):
-        k = torch.cat([context.keys[layer], new_keys[layer]])
-        scaled = (q * q.shape[-1] ** -0.5).unflatten(1, (k.shape[1], -1))
-        lengths = torch.arange(len(context.token_ids), len(k)) + 1
-        logits = exact_scores(scaled, k.transpose(0, 1))
-        hidden = torch.arange(len(k)) >= lengths[:, None]
-        weights = logits.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
-        window = next(iter(by_k.values())).config.window
-        far = weights * far_mask(lengths, len(k), window)[:, None, None]
+    queries, new_keys = probe.queries()
+    for layer, (q, own) in enumerate(zip(queries, new_keys, strict=True)):
+        weights = probe.weights(layer, q, own)
+        far = weights * probe.far[:, None, None]
         total = far.sum(-1).clamp(min=1e-30)
         far_share += float(far.sum(-1).mean())
-        # the choice does not look at values
-        values = None if model.config.is_mla else k
-        for num, variant in by_k.items():
-            chosen = attend_sequence(
-                q,
-                k,
-                values,
-                variant.config,
-                variant.hot,
-                variant.profile,
-                value_dim=model.config.cached_value_dim,
-            ).selected.long()
-            picked = far.gather(-1, chosen.clamp(min=0).expand(*far.shape[:3], -1))
-            picked = picked.masked_fill(chosen < 0, 0.0).sum(-1)
-            caught[num] += float((picked / total).mean())
-    layers = len(queries)
-    return {num: share / layers for num, share in caught.items()}, far_share / layers
+        logits, scan = probe.logits(layer, q), probe.scan(layer, q)
+        for k, config in by_k.items():
+            picked = (far * probe.chosen(logits, scan, config)).sum(-1)
+            caught[k] += float((picked / total).mean())
+    num = len(queries)
+    return {k: share / num for k, share in caught.items()}, far_share / num
 
 
 def report(found: Calibration) -> Iterator[str]:
