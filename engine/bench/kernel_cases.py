@@ -191,6 +191,7 @@ def _attention(make: Maker) -> list[Case]:
     q = make.randn(s.contexts, s.heads, s.head_dim)
     absorbed = make.randn(s.contexts, s.latent_heads, s.rank + s.rope)
     lengths = make.whole(*[s.context_length] * s.contexts)
+    chosen = make.randint(s.context_length, s.contexts, 1, s.topk)
     everything = lengths * 0
     blocks = s.context_length // BLOCK
     means = make.randn(s.contexts, s.groups, blocks, s.head_dim)
@@ -208,6 +209,11 @@ def _attention(make: Maker) -> list[Case]:
             "decode_attn_latent",
             lambda how: decode_attn_latent(absorbed, latent, s.rank, lengths, everything, 0.1, how),
             tokens * (s.rank + s.rope),
+        ),
+        Case(
+            "gathered_attn_latent",
+            lambda how: gathered_attn(absorbed, latent, chosen, 0.1, how, s.rank),
+            chosen.numel() * (s.rank + s.rope),
         ),
         Case(
             "summary_attn",

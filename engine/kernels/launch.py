@@ -47,6 +47,7 @@ SETTINGS: dict[str, Setting] = {
     # accumulator [16, 512] fp32 is 64 registers a thread with 4 warps, 32 with 8
     "decode_attn_latent": Setting(num_warps=8, num_stages=1),
     "gathered_attn": Setting(num_warps=4, num_stages=2),
+    "gathered_attn_latent": Setting(num_warps=8, num_stages=1),
     "gathered_scores": Setting(num_warps=4, num_stages=2),
     "summary_attn": Setting(num_warps=4, num_stages=2),
     "lse_merge": Setting(num_warps=2),
@@ -138,10 +139,11 @@ def launch(
     name: str, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 ) -> None:
     """Run ``kernel`` over ``grid`` with its setting; an empty grid runs nothing and counts
-    nothing. Arguments are tensors (contiguous), ints and floats in the kernel's order."""
+    nothing. Arguments are tensors (contiguous), tuples of them, ints and floats in the kernel's
+    order."""
     if 0 in grid:
         return
-    tensors = [a for a in arguments if isinstance(a, Tensor)]
+    tensors = [tensor for argument in arguments for tensor in _tensors(argument)]
     assert all(t.is_contiguous() for t in tensors), f"{name}: a tensor with gaps"
     setting = SETTINGS[name]
     constants = {**setting.sizes, **constants}
@@ -164,6 +166,12 @@ def launch(
         )
 
 
+def _tensors(argument: Any) -> list[Tensor]:
+    if isinstance(argument, tuple):
+        return [tensor for part in argument for tensor in _tensors(part)]
+    return [argument] if isinstance(argument, Tensor) else []
+
+
 def dot_mode(dtype: torch.dtype, compute_bound: bool = False) -> str:
     """How a kernel multiplies tiles for queries of ``dtype``: fp32 exactly; 16-bit types in TF32
     where memory is the limit (it keeps all 8 bits of a code) and in bf16 where arithmetic is."""
@@ -173,7 +181,8 @@ def dot_mode(dtype: torch.dtype, compute_bound: bool = False) -> str:
 
 
 def num_splits(num_blocks: int) -> int:
-    return max(1, min(MAX_SPLITS, num_blocks // MIN_BLOCKS_PER_SPLIT))
+    """Enough for every context of at most ``num_blocks``, see decode_attn_tiered.kernel."""
+    return max(1, min(MAX_SPLITS, -(-num_blocks // MIN_BLOCKS_PER_SPLIT)))
 
 
 def padded(size: int, at_least: int = 16) -> int:
@@ -192,23 +201,29 @@ _TYPES = {
 }
 
 
+def _type(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_type, value))
+    if isinstance(value, Tensor):
+        return "*" + _TYPES[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
+
+
 def _compile(
     name: str, kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], target: _Target
 ) -> Compiled:
     from triton.compiler import ASTSource
 
     setting = SETTINGS[name]
-    signature = dict.fromkeys(constants, "constexpr")
-    for parameter, value in zip(kernel.arg_names, arguments, strict=False):
-        if isinstance(value, Tensor):
-            signature[parameter] = "*" + _TYPES[value.dtype]
-        else:
-            signature[parameter] = "i32" if isinstance(value, int) else "fp32"
+    signature: dict[str, Any] = dict.fromkeys(constants, "constexpr")
+    aligned: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, (parameter, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
+        signature[parameter] = _type(value)
+        # what a launch would see of every allocation
+        places = [(i, j) for j in range(len(value))] if isinstance(value, tuple) else [(i,)]
+        if _tensors(value):
+            aligned |= {place: [["tt.divisibility", 16]] for place in places}
     signature = {parameter: signature[parameter] for parameter in kernel.arg_names}
-    # what a launch would see of every allocation
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments) if isinstance(a, Tensor)
-    }
     source = ASTSource(kernel, signature, constants, aligned)  # pyright: ignore[reportArgumentType]
     options = {
         "num_warps": setting.num_warps,

@@ -14,12 +14,13 @@ from torch import Tensor
 from engine.attention.config import HybridConfig
 from engine.errors import NotSupportedError
 from engine.kernels.code_scan import code_scan
+from engine.kernels.decode_attn_latent import decode_attn_latent
 from engine.kernels.decode_attn_tiered import decode_attn_tiered
 from engine.kernels.dispatch import Implementation
 from engine.kernels.gathered_attn import gathered_attn, gathered_scores
 from engine.kernels.lse_merge import lse_merge
 from engine.kernels.summary_attn import summary_attn
-from engine.kernels.tiered import WARM, TieredLayer
+from engine.kernels.tiered import FULL, WARM, TieredLayer
 from engine.kernels.topk_select import topk_select
 from engine.kvcache.quantise import BLOCK
 
@@ -44,16 +45,23 @@ def decode_hybrid(
     scale: float,
     means: tuple[Tensor, Tensor] | None = None,
     implementation: Implementation = "auto",
+    value_dim: int | None = None,
 ) -> Step:
-    """q [N, A, D], the newest tokens' queries, lengths int64 [N]. ``means`` [N, G, J, D or V] of
-    all blocks, needed when summary_weight > 0. NotSupportedError for an index without a kernel."""
-    check(config, layer)
+    """q [N, A, D], the newest tokens' queries, lengths int64 [N]; ``hot``: the most tokens that are
+    not warm yet. ``means`` [N, G, J, D or V] of all blocks, needed when summary_weight > 0.
+    ``value_dim`` of latent layers: how much of a key is its value. A row's result does not depend
+    on the others. NotSupportedError for an index without a kernel."""
+    check(config)
     how = implementation
     dense = lengths <= config.dense_below
     starts = torch.where(dense, 0, (lengths - config.window).clamp(min=BLOCK))
-    parts = [decode_attn_tiered(q, layer, lengths, starts, scale, how)]
+    if layer.is_latent:
+        rank = layer.value_dim(value_dim)
+        parts = [decode_attn_latent(q, layer, rank, lengths, starts, scale, how)]
+    else:
+        parts = [decode_attn_tiered(q, layer, lengths, starts, scale, how)]
     selected = choose_far(q, layer, lengths, starts, hot, config, scale, how)
-    parts.append(gathered_attn(q, layer, selected, scale, how))
+    parts.append(gathered_attn(q, layer, selected, scale, how, value_dim))
     if config.summary_weight > 0:
         assert means is not None, "summary_weight > 0 needs the blocks' means"
         counts = remaining(layer, selected, starts, q.shape[1])
@@ -63,7 +71,8 @@ def decode_hybrid(
     return Step(out, lse, selected)
 
 
-def check(config: HybridConfig, layer: TieredLayer) -> None:
+def check(config: HybridConfig) -> None:
+    """NotSupportedError for what has no kernel."""
     if config.index not in ("codes", "none") or config.topk_unit != "token":
         raise NotSupportedError(
             f"no kernel retrieves with index = {config.index!r} and topk_unit = "
@@ -72,10 +81,6 @@ def check(config: HybridConfig, layer: TieredLayer) -> None:
     if config.share != "max":
         raise NotSupportedError(
             f"no kernel shares scores by {config.share!r}; use share = max, or attend_hybrid"
-        )
-    if layer.full_v is None:
-        raise NotSupportedError(
-            "latent layers have a kernel for sink and window only; use attend_hybrid"
         )
 
 
@@ -96,7 +101,7 @@ def choose_far(
         return torch.full(shape, -1, dtype=torch.int64, device=q.device)
     coarse = code_scan(q, layer, starts, scale, True, how)
     warm = topk_select(coarse, config.candidates, how)
-    not_warm = hot_far(lengths, starts, hot, config.window, layer.groups)
+    not_warm = hot_far(layer, lengths, starts, hot - config.window + BLOCK)
     # rising positions, so that equal scores go to the lower position below
     candidates = torch.cat([warm, not_warm], dim=2).sort(dim=2).values
     scores = gathered_scores(q, layer, candidates, scale, how)
@@ -109,13 +114,15 @@ def choose_far(
     return rising.where(rising < last, -1)
 
 
-def hot_far(lengths: Tensor, starts: Tensor, hot: int, window: int, groups: int) -> Tensor:
-    """Positions that are not warm yet and lie before the window: int64 [N, G, M], -1 for none."""
-    warm_end = ((lengths - hot) // BLOCK * BLOCK).clamp(min=BLOCK)
-    count = hot - window + BLOCK
+def hot_far(layer: TieredLayer, lengths: Tensor, starts: Tensor, count: int) -> Tensor:
+    """Positions that are not warm yet and lie before the window: int64 [N, G, count], -1 for none;
+    there are no more than ``count``."""
+    blocks = torch.arange(layer.table.shape[1], device=lengths.device)
+    old = (layer.tiers != FULL) & (BLOCK * blocks < lengths[:, None])
+    warm_end = BLOCK * (1 + (blocks * old).amax(dim=1))
     position = warm_end[:, None] + torch.arange(count, device=lengths.device)
     position = position.where(position < starts[:, None], -1)
-    return position[:, None].expand(-1, groups, -1)
+    return position[:, None].expand(-1, layer.groups, -1)
 
 
 def remaining(layer: TieredLayer, selected: Tensor, starts: Tensor, heads: int) -> Tensor:

@@ -21,8 +21,18 @@ from engine.kvcache.quantise import (
     dequantise_values,
 )
 
+LATENT_ROWS = 16
+"""Query heads a program serves in latent layers, where all of them share one key."""
 FULL, WARM, ABSENT = 0, 1, 2
 """Tiers: read in full precision, read from codes, not on the device and so not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Constants of ``tiled.attend_tile`` and of the kernels around it; ``tiles`` of query heads."""
+
+    constants: dict[str, int]
+    tiles: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,50 @@ class TieredLayer:
     @property
     def value_bits(self) -> int:
         return 4 if self.values is not None and self.values.minimum is not None else 8
+
+    @property
+    def is_latent(self) -> bool:
+        return self.full_v is None
+
+    def value_dim(self, rank: int | None) -> int:
+        """V; ``rank`` says it of latent layers, and only of them."""
+        if self.full_v is not None:
+            assert rank is None or rank == self.full_v.shape[3], f"{rank} is not the value size"
+            return self.full_v.shape[3]
+        assert rank is not None, "a latent layer does not know how much of a key is its value"
+        return rank
+
+    def key_tensors(self) -> tuple[Tensor, ...]:
+        """What kernels read keys from: full, top, mid, low, minimum, scale, without gaps."""
+        keys = self.keys
+        halves = keys.minimum.contiguous(), keys.scale.contiguous()
+        return self.full_k, keys.top, keys.mid, keys.low, *halves
+
+    def value_tensors(self) -> tuple[Tensor, ...]:
+        """Full, codes, scale, minimum; what a kernel does not read is stood for by another."""
+        if self.full_v is None or self.values is None:
+            return (self.full_k,) * 4
+        scale, least = self.values.scale.contiguous(), self.values.minimum
+        minimum = scale if least is None else least.contiguous()
+        return self.full_v, self.values.codes, scale, minimum
+
+    def sides(self, rows: int, value_dim: int) -> Sides:
+        """Of attention with ``rows`` query heads a program or more."""
+        from engine.kernels.launch import padded
+
+        size, latent = self.key_dim, self.is_latent
+        tile = LATENT_ROWS if latent else padded(rows)
+        constants = {
+            "D": size,
+            "V": value_dim,
+            "BITS": self.value_bits,
+            "BLOCK_R": tile,
+            "BLOCK_D": padded(value_dim if latent else size),
+            "BLOCK_V": padded(value_dim),
+            "BLOCK_P": padded(size - value_dim) if latent else 16,
+            "LATENT": latent,
+        }
+        return Sides(constants, -(-rows // tile))
 
     def key_blocks(self, context: int, blocks: Tensor) -> Tensor:
         """blocks int64 [M] -> fp32 [M, G, 32, D]; absent blocks are zeros."""

@@ -2,6 +2,10 @@
 
 Shapes: T tokens of a tile, C channels, R query rows, V value channels. Keys come as [C, T], values
 as [T, V], both fp32. ``row`` is slot * G + head, a 64-bit number or [1, T] / [T, 1] of them.
+
+``keys`` and ``values`` are the tuples of pointers that TieredLayer.key_tensors and value_tensors
+name. ONE: the tile is one block, so row and tier are numbers and one tier is read; else row and
+tier are [T], each token's own.
 """
 
 import triton
@@ -71,6 +75,114 @@ def full_values(values, row, offset, channel, valid, V: tl.constexpr):
 
 
 @triton.jit
+def query_tile(q, rows, known, channel, inside, factor, D: tl.constexpr):
+    """Queries ``rows`` [R] of q, times factor: [R, C]; zeros where not known or not inside."""
+    at = q + rows[:, None] * D + channel[None, :]
+    query = tl.load(at, mask=known[:, None] & inside[None, :], other=0)
+    return query.to(tl.float32) * factor
+
+
+@triton.jit
+def key_tile(
+    keys,
+    row,
+    tier,
+    offset,
+    seen,
+    channel,
+    inside,
+    D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ONE: tl.constexpr,
+):
+    """Keys of the tokens ``seen`` [T], channels ``channel`` [C], zeros elsewhere: [C, T]."""
+    full, top, mid, low, minimum, scale = keys
+    at, lane, known = channel[:, None], offset[None, :], inside[:, None]
+    valid = known & seen[None, :]
+    if ONE:
+        k = tl.zeros([BLOCK_C, 32], tl.float32)
+        if tier == 1:
+            k = warm_keys(top, mid, low, minimum, scale, row, at, lane, valid, known, D)
+        if tier == 0:
+            k = full_keys(full, row, at, lane, valid, D)
+    else:
+        warm, rows = valid & (tier == 1)[None, :], row[None, :]
+        k = warm_keys(top, mid, low, minimum, scale, rows, at, lane, warm, warm, D)
+        k += full_keys(full, rows, at, lane, valid & (tier == 0)[None, :], D)
+    return k
+
+
+@triton.jit
+def value_tile(
+    values,
+    row,
+    tier,
+    offset,
+    seen,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BITS: tl.constexpr,
+    ONE: tl.constexpr,
+):
+    """Values of the tokens ``seen`` [T], zeros elsewhere: [T, V]."""
+    full, codes, scale, minimum = values
+    channel = tl.arange(0, BLOCK_V)[None, :]
+    lane = offset[:, None]
+    valid = seen[:, None] & (channel < V)
+    if ONE:
+        v = tl.zeros([32, BLOCK_V], tl.float32)
+        if tier == 1:
+            v = warm_values(codes, scale, minimum, row, lane, channel, valid, V, BITS)
+        if tier == 0:
+            v = full_values(full, row, lane, channel, valid, V)
+    else:
+        warm, rows = valid & (tier == 1)[:, None], row[:, None]
+        v = warm_values(codes, scale, minimum, rows, lane, channel, warm, V, BITS)
+        v += full_values(full, rows, lane, channel, valid & (tier == 0)[:, None], V)
+    return v
+
+
+@triton.jit
+def attend_tile(
+    query,
+    rest,
+    keys,
+    values,
+    row,
+    tier,
+    offset,
+    seen,
+    peak,
+    total,
+    out,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    ONE: tl.constexpr,
+    LATENT: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Take 32 tokens into a running softmax. LATENT: a key is [V channels, which are its value
+    | the rest], its queries are ``query`` and ``rest``; else ``rest`` is not read."""
+    channel = tl.arange(0, BLOCK_D)
+    inside = channel < (V if LATENT else D)
+    k = key_tile(keys, row, tier, offset, seen, channel, inside, D, BLOCK_D, ONE)
+    logits = dot(query, k, DOT)
+    if LATENT:
+        beyond = V + tl.arange(0, BLOCK_P)
+        p = key_tile(keys, row, tier, offset, seen, beyond, beyond < D, D, BLOCK_P, ONE)
+        logits += dot(rest, p, DOT)
+        v = tl.trans(k)
+    else:
+        v = value_tile(values, row, tier, offset, seen, V, BLOCK_V, BITS, ONE)
+    scores = tl.where(seen[None, :], logits, float("-inf"))
+    return fold(scores, v, peak, total, out, DOT)
+
+
+@triton.jit
 def finite(peak):
     """-inf - -inf is NaN, so what saw nothing is measured from 0."""
     return tl.where(peak == float("-inf"), 0.0, peak)
@@ -95,3 +207,13 @@ def finish(peak, total, out):
     o = out / tl.where(seen, total, 1.0)[:, None]
     lse = tl.where(seen, finite(peak) + tl.log(tl.where(seen, total, 1.0)), float("-inf"))
     return o, lse
+
+
+@triton.jit
+def store_rows(out, lse, at, known, peak, total, acc, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """``finish`` into rows ``at`` [R] of out and lse."""
+    o, log_sum = finish(peak, total, acc)
+    value = tl.arange(0, BLOCK_V)
+    place = out + at[:, None] * V + value[None, :]
+    tl.store(place, o, mask=known[:, None] & (value[None, :] < V))
+    tl.store(lse + at, log_sum, mask=known)

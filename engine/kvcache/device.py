@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from engine.kvcache.layout import CacheLayout
+from engine.kvcache.ops import CacheOps
 from engine.kvcache.pools import Device, FullPool, WarmPool
 
 
@@ -28,6 +29,10 @@ class DeviceTiers:
         self._twin: dict[int, int] = {}
         self._full_of: dict[int, int] = {}
         self.on_warm_gone: Callable[[int], None] = lambda slot: None
+
+    def use(self, ops: CacheOps) -> None:
+        """Write both pools with these from now on."""
+        self.full.ops = self.warm.ops = ops
 
     @property
     def allocated_bytes(self) -> int:

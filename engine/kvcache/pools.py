@@ -13,13 +13,12 @@ from torch import Tensor
 from engine.errors import QuantiseError
 from engine.kvcache.blocks import BlockPool
 from engine.kvcache.layout import CacheLayout
+from engine.kvcache.ops import CacheOps, TorchCacheOps
 from engine.kvcache.quantise import (
     BLOCK,
     VALUE_GROUP,
     WarmKeys,
     WarmValues,
-    quantise_keys,
-    quantise_values,
 )
 
 Device = torch.device | str
@@ -33,6 +32,7 @@ class FullPool:
     ) -> None:
         assert dtype.itemsize == layout.full_bytes, f"{dtype} is not {layout.full_bytes} bytes"
         self.slots = BlockPool(num_slots)
+        self.ops: CacheOps = TorchCacheOps()
         self._nan = nan
         shape = (num_slots + 1, layout.heads, BLOCK)
         self.keys = _filled(layout.num_layers, (*shape, layout.key_dim), dtype, device, nan)
@@ -63,13 +63,8 @@ class FullPool:
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Put k [N, G, D], v [N, G, V] at flat rows int64 [N * G], see ``rows``."""
-        keys = self.keys[layer]
-        keys.view(-1, keys.shape[3]).index_copy_(0, rows, k.reshape(-1, k.shape[2]).to(keys.dtype))
-        if self.values:
-            assert v is not None, "only latent attention has no values"
-            values = self.values[layer]
-            flat = v.reshape(-1, v.shape[2]).to(values.dtype)
-            values.view(-1, values.shape[3]).index_copy_(0, rows, flat)
+        values = self.values[layer] if self.values else None
+        self.ops.append(self.keys[layer], values, rows, k, v)
 
     def rows(self, slots: np.ndarray, offsets: np.ndarray) -> Tensor:
         """Flat rows of tokens at (slot, offset), int64 [N] each -> int64 [N * G]."""
@@ -92,6 +87,7 @@ class WarmPool:
     def __init__(self, layout: CacheLayout, num_slots: int, device: Device, nan: bool) -> None:
         self.layout = layout
         self.slots = BlockPool(num_slots)
+        self.ops: CacheOps = TorchCacheOps()
         self._nan = nan
         self._tensors: list[list[Tensor]] = []
         self.keys: list[WarmKeys] = []
@@ -163,10 +159,9 @@ class WarmPool:
 
     def _code(self, k: Tensor, v: Tensor | None) -> list[Tensor]:
         profile = self.layout.profile
-        keys = quantise_keys(k, profile)
+        keys, values = self.ops.quantise(k, None if self.layout.latent else v, profile)
         coded = [keys.top, keys.mid, keys.low, keys.minimum, keys.scale]
-        if v is not None and not self.layout.latent:
-            values = quantise_values(v, profile)
+        if values is not None:
             coded += [values.codes, values.scale]
             coded += [] if values.minimum is None else [values.minimum]
         return coded

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.model.config import ModelConfig
-from engine.model.ops import RowOps
+from engine.model.ops import RouteRule, RowOps
 
 
 class DenseFFN(nn.Module):
@@ -53,7 +53,15 @@ class Router(nn.Module):
 
     def scores(self, x: Tensor, ops: RowOps) -> Tensor:
         """x [N, H] -> fp32 [N, E]."""
-        return torch.sigmoid(ops.linear(x.float(), self.weight.float()))
+        return torch.sigmoid(self.logits(x, ops))
+
+    def logits(self, x: Tensor, ops: RowOps) -> Tensor:
+        """x [N, H] -> fp32 [N, E]."""
+        return ops.linear(x.float(), self.weight.float())
+
+    @property
+    def rule(self) -> RouteRule:
+        return RouteRule(self.top_k, self.groups, self.top_groups, self.normalise, self.scale)
 
     def route(self, scores: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """What ``forward`` returns, from scores."""
@@ -105,8 +113,16 @@ class MoE(nn.Module):
         self, x: Tensor, ops: RowOps, replay: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """``forward`` with the router's scores fp32 [N, E], which carry gradient."""
-        scores = self.gate.scores(x, ops)
-        chosen, used, weights = self.gate.route(scores, replay)
+        logits = self.gate.logits(x, ops)
+        scores = torch.sigmoid(logits)
+        fused = None
+        if replay is None:
+            fused = ops.route(logits, self.gate.e_score_correction_bias, self.gate.rule)
+        if fused is None:
+            chosen, used, weights = self.gate.route(scores, replay)
+        else:
+            chosen, weights = fused
+            used = chosen
         out = ops.experts(x, used, weights, self.experts_gate_up_proj, self.experts_down_proj)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x, ops)

@@ -5,6 +5,7 @@ Shapes: N rows, K inputs, M outputs, A heads, E experts, C experts a row.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,7 +14,18 @@ from torch import Tensor
 
 from engine.model.experts import TILE, GroupedExperts, tiled_experts
 
-__all__ = ["TILE", "FastOps", "RowOps", "TiledOps", "pad_rows"]
+__all__ = ["TILE", "FastOps", "RouteRule", "RowOps", "TiledOps", "pad_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRule:
+    """How a router chooses, see engine.model.moe.Router."""
+
+    top_k: int
+    groups: int
+    top_groups: int
+    normalise: bool
+    scale: float
 
 
 class RowOps(Protocol):
@@ -28,6 +40,11 @@ class RowOps(Protocol):
         """A matrix for each head: x [N, A, K], weight [A, M, K] -> [N, A, M]."""
         ...
 
+    def route(self, logits: Tensor, bias: Tensor, rule: RouteRule) -> tuple[Tensor, Tensor] | None:
+        """logits [N, E], bias [E] -> experts int64 [N, C] by rising id and their weights fp32
+        [N, C], without gradient; None leaves it to the router's own steps."""
+        ...
+
     def experts(
         self, x: Tensor, used: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:
@@ -35,7 +52,12 @@ class RowOps(Protocol):
         ...
 
 
-class FastOps:
+class _StepwiseRouting:
+    def route(self, logits: Tensor, bias: Tensor, rule: RouteRule) -> None:
+        return None
+
+
+class FastOps(_StepwiseRouting):
     """Whatever the library does with the whole batch; used by the learner."""
 
     row_multiple = 1
@@ -52,7 +74,7 @@ class FastOps:
         return GroupedExperts.apply(x, used, weights, gate_up, down)
 
 
-class TiledOps:
+class TiledOps(_StepwiseRouting):
     """Every product is [TILE, K] x [K, M]: a row's bits do not know its neighbours.
 
     The padding to whole tiles also keeps elementwise kernels off their scalar tails, which round

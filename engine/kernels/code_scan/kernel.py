@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.launch import SETTINGS, launch, padded
-from engine.kernels.tiered import TieredLayer
+from engine.kernels.tiered import LATENT_ROWS, TieredLayer
 from engine.kernels.tiled import quad_codes
 
 
@@ -37,6 +37,15 @@ def first_sum(q_at, minimum, scale, at, factor, known, D: tl.constexpr, BLOCK_R:
 
 
 @triton.jit
+def scaled_query(q_at, scale, at, channel, factor, known, D: tl.constexpr):
+    """Queries times the block's scales, [BLOCK_R, C]."""
+    inside = channel < D
+    step = tl.load(scale + at + channel, mask=inside, other=0).to(tl.float32)
+    query = tl.load(q_at + channel[None, :], mask=known & inside[None, :], other=0)
+    return query.to(tl.float32) * factor * step[None, :]
+
+
+@triton.jit
 def code_scan_kernel(
     q,
     top,
@@ -56,17 +65,16 @@ def code_scan_kernel(
     BLOCKS: tl.constexpr,
     SHARE: tl.constexpr,
 ):
+    tiles = (R + BLOCK_R - 1) // BLOCK_R
     pid = tl.program_id(0).to(tl.int64)
-    n, head = pid // G, pid % G
+    pair = pid // tiles
+    n, head = pair // G, pair % G
     begin = tl.program_id(1) * BLOCKS
     start = tl.load(starts + n).to(tl.int32)
-    channel = tl.arange(0, BLOCK_D)
     token = tl.arange(0, 32)
-    row = tl.arange(0, BLOCK_R)
+    row = (pid % tiles) * BLOCK_R + tl.arange(0, BLOCK_R)
     known = row[:, None] < R
-    q_at = q + (pid * R + row[:, None]) * D
-    query = tl.load(q_at + channel[None, :], mask=known & (channel[None, :] < D), other=0)
-    query = query.to(tl.float32) * factor
+    q_at = q + (pair * R + row[:, None]) * D
     for j in range(begin, tl.minimum(begin + BLOCKS, width)):
         position = j * 32 + token
         scores = tl.full([BLOCK_R, 32], float("-inf"), tl.float32)
@@ -75,16 +83,23 @@ def code_scan_kernel(
         if (tier == 1) & (j > 0) & (j * 32 < start):
             slot = tl.load(table + n * width + j).to(tl.int64) * G + head
             at = slot * D
-            step = tl.load(scale + at + channel, mask=channel < D, other=0).to(tl.float32)
-            products = query * step[None, :]
-            peak = tl.max(tl.abs(products), axis=1)
+            peak = tl.zeros([BLOCK_R], tl.float32)
+            for part in range(0, D, BLOCK_D):
+                channel = part + tl.arange(0, BLOCK_D)
+                products = scaled_query(q_at, scale, at, channel, factor, known, D)
+                peak = tl.maximum(peak, tl.max(tl.abs(products), axis=1))
             peak = tl.where(peak < 1e-30, 0.0, peak)
             unit = tl.div_rn(tl.full([BLOCK_R], 127.0, tl.float32), tl.where(peak > 0, peak, 1.0))
-            whole = products * tl.where(peak > 0, unit, 0.0)[:, None]
-            whole = (whole + 12582912.0) - 12582912.0
-            valid = (channel[:, None] < D) & (token[None, :] >= 0)
-            code = quad_codes(top, slot, channel[:, None], token[None, :], valid, D)
-            sums = tl.dot(whole.to(tl.int8), code.to(tl.int8), out_dtype=tl.int32)
+            unit = tl.where(peak > 0, unit, 0.0)
+            sums = tl.zeros([BLOCK_R, 32], tl.int32)
+            for part in range(0, D, BLOCK_D):
+                channel = part + tl.arange(0, BLOCK_D)
+                products = scaled_query(q_at, scale, at, channel, factor, known, D)
+                whole = products * unit[:, None]
+                whole = (whole + 12582912.0) - 12582912.0
+                valid = (channel[:, None] < D) & (token[None, :] >= 0)
+                code = quad_codes(top, slot, channel[:, None], token[None, :], valid, D)
+                sums += tl.dot(whole.to(tl.int8), code.to(tl.int8), out_dtype=tl.int32)
             first = first_sum(q_at, minimum, scale, at, factor, known, D, BLOCK_R)
             # 64 / 127: one unit of (int8 query x top bits), as a share of the peak
             scores = first[:, None] + (peak * 0.5039370078740157)[:, None] * sums.to(tl.float32)
@@ -93,7 +108,7 @@ def code_scan_kernel(
             best = tl.max(scores, axis=0)
             tl.store(out + pid * width * 32 + position, best)
         else:
-            at_row = (pid * R + row[:, None]) * width * 32
+            at_row = (pair * R + row[:, None]) * width * 32
             tl.store(out + at_row + position[None, :], scores, mask=known & (token[None, :] >= 0))
 
 
@@ -103,13 +118,16 @@ def code_scan_triton(
     """See ``code_scan``."""
     contexts, heads, size = q.shape
     groups, width = layer.groups, layer.table.shape[1]
-    shape = (contexts, groups if share else heads, width * 32)
+    rows = heads // groups
+    tile = LATENT_ROWS if layer.is_latent else padded(rows)
+    tiles = -(-rows // tile)
+    shape = (contexts, groups * tiles if share else heads, width * 32)
     out = torch.empty(shape, dtype=torch.float32, device=q.device)
     blocks = SETTINGS["code_scan"].sizes["BLOCKS"]
     launch(
         "code_scan",
         code_scan_kernel,
-        (contexts * groups, -(-width // blocks)),
+        (contexts * groups * tiles, -(-width // blocks)),
         q.contiguous(),
         layer.keys.top,
         layer.keys.minimum.contiguous(),
@@ -121,11 +139,11 @@ def code_scan_triton(
         float(scale),
         width,
         G=groups,
-        R=heads // groups,
+        R=rows,
         D=size,
-        BLOCK_R=padded(heads // groups),
-        # integer products want 32 channels at least
-        BLOCK_D=padded(size, 32),
+        BLOCK_R=tile,
+        # integer products want 32 channels at least; the many of latent keys come in parts
+        BLOCK_D=min(padded(size, 32), 128),
         SHARE=share,
     )
-    return out
+    return out.unflatten(1, (groups, tiles)).amax(dim=2) if share and tiles > 1 else out

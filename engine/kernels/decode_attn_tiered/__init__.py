@@ -25,5 +25,5 @@ def decode_attn_tiered(
     if runs_triton(implementation, q):
         from engine.kernels.decode_attn_tiered.kernel import decode_attn_triton
 
-        return decode_attn_triton(q, layer, lengths, starts, scale)
+        return decode_attn_triton(q, layer, layer.full_v.shape[3], lengths, starts, scale)
     return decode_attn_reference(q, layer, lengths, starts, scale, layer.full_v.shape[3])

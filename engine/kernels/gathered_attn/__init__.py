@@ -41,15 +41,17 @@ def gathered_attn(
     positions: Tensor,
     scale: float,
     implementation: Implementation = "auto",
+    value_dim: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q [N, A, D] -> o fp32 [N, A, V], lse fp32 [N, A]."""
-    assert layer.full_v is not None, "this layer is latent; its chosen tokens have no kernel yet"
+    """q [N, A, D] -> o fp32 [N, A, V], lse fp32 [N, A]. ``value_dim`` of latent layers: the first
+    so many channels of a key are its value."""
     _check(q, layer, positions)
+    size = layer.value_dim(value_dim)
     if runs_triton(implementation, q):
         from engine.kernels.gathered_attn.kernel import gathered_attn_triton
 
-        return gathered_attn_triton(q, layer, positions, scale)
-    return gathered_attn_reference(q, layer, positions, scale, layer.full_v.shape[3])
+        return gathered_attn_triton(q, layer, positions, scale, size)
+    return gathered_attn_reference(q, layer, positions, scale, size)
 
 
 def _check(q: Tensor, layer: TieredLayer, positions: Tensor) -> None:

@@ -25,13 +25,21 @@ def pack(score, position):
 
 
 @triton.jit
+def keep_best(numbers, out, KEEP: tl.constexpr):
+    """A row that sees nothing far, as in dense contexts, is not sorted."""
+    best = tl.full([KEEP], -0x7FFFFFFFFFFFFFFF, tl.int64)
+    if tl.max(numbers, axis=0) > -0x7FFFFFFFFFFFFFFF:
+        best = tl.topk(numbers, KEEP)
+    tl.store(out + tl.arange(0, KEEP), best)
+
+
+@triton.jit
 def first_round_kernel(scores, out, width, num_tiles, TILE: tl.constexpr, KEEP: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     row, tile = pid // num_tiles, (pid % num_tiles).to(tl.int32)
     position = tile * TILE + tl.arange(0, TILE)
     score = tl.load(scores + row * width + position, mask=position < width, other=float("-inf"))
-    best = tl.topk(pack(score.to(tl.float32), position), KEEP)
-    tl.store(out + pid * KEEP + tl.arange(0, KEEP), best)
+    keep_best(pack(score.to(tl.float32), position), out + pid * KEEP, KEEP)
 
 
 @triton.jit
@@ -40,8 +48,7 @@ def next_round_kernel(packed, out, width, num_tiles, TILE: tl.constexpr, KEEP: t
     row, tile = pid // num_tiles, (pid % num_tiles).to(tl.int32)
     place = tile * TILE + tl.arange(0, TILE)
     number = tl.load(packed + row * width + place, mask=place < width, other=-0x7FFFFFFFFFFFFFFF)
-    best = tl.topk(number, KEEP)
-    tl.store(out + pid * KEEP + tl.arange(0, KEEP), best)
+    keep_best(number, out + pid * KEEP, KEEP)
 
 
 def topk_select_triton(scores: Tensor, k: int) -> Tensor:

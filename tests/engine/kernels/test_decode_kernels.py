@@ -123,6 +123,64 @@ def test_chosen_tokens(kernels: Kernels, lists: int, profile: Profile):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lists", [1, 20])
+def test_chosen_tokens_of_a_latent_layer(kernels: Kernels, lists: int):
+    """More heads than a program serves; values are the first 24 of 36 channels."""
+    shape, rank = Shape(20, 1, 36, 24, latent=True), 24
+    layer = make_layer(shape, [130, 70], ["FW-WF", "FWF"])
+    q = numbers(2, 20, 36, seed=9)
+    positions = torch.randint(0, 128, (2, lists, 40), generator=torch.Generator().manual_seed(1))
+    positions[1] %= 70
+    positions[0, 0, ::3] = -1
+    arguments = (q, layer, positions, 0.2)
+    ours = kernels.run(NAME.format("gathered_attn"), *arguments, value_dim=rank)
+    assert set(kernels.launches) == {"gathered_attn_latent"}
+    torchs = gathered_attn(*arguments, value_dim=rank)
+    share = 20 // lists
+    seen = [
+        [[p for p in row[a // share] if p >= 0] for a in range(20)] for row in positions.tolist()
+    ]
+    exact = exact_attention(q, layer, seen, 0.2, rank)
+    for a, b, c in zip(ours, torchs, exact, strict=True):
+        assert_as_good(a, b, c)
+    scores = kernels.run(SCORES, *arguments)
+    assert_as_good(scores.logsumexp(2), gathered_scores(*arguments).logsumexp(2), exact[1])
+
+
+@pytest.mark.slow
+def test_a_latent_step_is_that_of_the_cpu_path(kernels: Kernels):
+    """More channels than a program scores at once, more heads than it serves."""
+    config = HybridConfig(window=40, topk=6, candidates=16, dense_below=0, native="off")
+    shape, rank, lengths = Shape(20, 1, 132, 116, latent=True), 116, [150, 230]
+    layer = make_layer(shape, lengths, ["FWFFF", "FW-WWFFF"])
+    q = numbers(2, 20, 132, seed=9)
+    arguments = (q, layer, torch.tensor(lengths), 70, config, 0.1)
+    step = kernels.run("engine.kernels.step:decode_hybrid", *arguments, value_dim=rank)
+    wanted = {"code_scan", "topk_select", "gathered_scores", "gathered_attn_latent"}
+    assert set(kernels.launches) == wanted | {"decode_attn_latent", "lse_merge"}
+    for n, length in enumerate(lengths):
+        view = view_of(layer, n, length, 70, rank)
+        expected = attend_hybrid(q[n], view, config, scale=0.1)
+        assert torch.allclose(step.out[n], expected.out, rtol=0, atol=4e-6)
+        assert expected.selected is not None
+        assert torch.equal(step.selected[n], expected.selected.flatten(0, 1).long())
+
+
+@pytest.mark.slow
+def test_a_row_does_not_know_its_neighbours(kernels: Kernels):
+    """The same bits alone and beside a context that needs several splits."""
+    layer = make_layer(SMALL, [70, 300], ["FWF", "FWWWWWWWFF"])
+    q, lengths, starts = numbers(2, 4, 20), torch.tensor([70, 300]), torch.tensor([0, 0])
+    both = kernels.run(NAME.format("decode_attn_tiered"), q, layer, lengths, starts, 0.3)
+    alone = TieredLayer(
+        layer.full_k, layer.full_v, layer.keys, layer.values, layer.table[:1, :3].contiguous(),
+        layer.tiers[:1, :3].contiguous(),
+    )  # fmt: skip
+    one = kernels.run(NAME.format("decode_attn_tiered"), q[:1], alone, lengths[:1], starts[:1], 0.3)
+    assert torch.equal(both[0][:1], one[0]) and torch.equal(both[1][:1], one[1])
+
+
+@pytest.mark.slow
 def test_no_chosen_tokens(kernels: Kernels):
     layer = make_layer(SMALL, [64], ["FW"])
     q, none = numbers(1, 4, 20), torch.zeros(1, 2, 0, dtype=torch.int64)
@@ -178,7 +236,13 @@ def test_a_decode_step_is_that_of_the_cpu_path(kernels: Kernels, shared: bool):
 def test_views_of_the_cpu_path_become_layers(kernels: Kernels):
     """And means stand for what was not retrieved, as on the CPU path."""
     config = HybridConfig(
-        window=40, topk=6, candidates=16, dense_below=0, native="off", summary_weight=0.5
+        window=40,
+        topk=6,
+        candidates=16,
+        dense_below=0,
+        native="off",
+        summary_weight=0.5,
+        summaries="mean",
     )
     source = make_layer(SMALL, [230], ["FWWWWFFF"])
     view = view_of(source, 0, 230, 70)
@@ -197,14 +261,15 @@ def test_views_of_the_cpu_path_become_layers(kernels: Kernels):
         decode_hybrid(*arguments[:4], config.model_copy(update={"index": "quest"}), 0.3)
 
 
-def view_of(layer: TieredLayer, context: int, length: int, hot: int) -> LayerView:
+def view_of(
+    layer: TieredLayer, context: int, length: int, hot: int, value_dim: int = 12
+) -> LayerView:
     """The same context as the CPU path reads it."""
     begin = min(warm_end(length, hot), length)
     blocks = torch.arange(-(-length // BLOCK))
     k = layer.key_blocks(context, blocks).transpose(0, 1).flatten(1, 2)[:, :length]
-    v = layer.value_blocks(context, blocks, 12).transpose(0, 1).flatten(1, 2)[:, :length]
+    v = layer.value_blocks(context, blocks, value_dim).transpose(0, 1).flatten(1, 2)[:, :length]
     warm = blocks[layer.tiers[context, blocks] == WARM]
-    assert layer.values is not None
     pool = WarmBlocks(layer.keys, layer.values, warm, layer.table[context, warm].long())
     return LayerView(
         length, k[:, :BLOCK], v[:, :BLOCK], k[:, begin:], v[:, begin:], pool if len(warm) else None
