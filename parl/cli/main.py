@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from infra.errors import ParlError
-from parl.cli import attention, bench, chat, doctor, model, rl, sandbox, task
+from parl.cli import attention, bench, chat, doctor, model, rl, sandbox, serve, task
 
 INTERRUPTED = 130
 
@@ -33,7 +33,8 @@ app.add_typer(model.app, name="model", help="Checkpoints: look into, convert, up
 app.add_typer(sandbox.app, name="sandbox", help="Boxes: serve them to other programs.")
 app.add_typer(attention.app, name="attention", help="Knobs of sparse attention, measured.")
 app.add_typer(bench.app, name="bench", help="Measurements of this machine.")
-app.command("chat", help="Talk to a model.")(chat.chat)
+app.command("serve", help="Serve a model to OpenAI clients.")(serve.serve)
+app.command("chat", help="Talk to a model, here or on a server.")(chat.chat)
 app.command("doctor", help="What is installed, how tools are isolated, who waits for whom.")(
     doctor.doctor
 )
