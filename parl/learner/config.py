@@ -4,20 +4,63 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from infra.config import ConfigModel
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+LossKind = Literal["k25_token_mask", "k2_sequence", "ppo_clip", "grpo", "dr_grpo", "gspo", "cispo"]
+
+
+class CorrectionConfig(ConfigModel):
+    """For old = "learner": what the engine's other probabilities cost (parl.learner.mismatch)."""
+
+    kind: Literal["none", "token_tis", "sequence_tis", "icepop", "sequence_mask"] = "none"
+    low: float = Field(default=0.5, gt=0, lt=1)
+    """Least pi_learner / pi_engine that icepop and sequence_mask let through."""
+    high: float = Field(default=2.0, gt=1)
+    """Largest; the truncation of both kinds of tis."""
+
+
 class LossConfig(ConfigModel):
-    kind: Literal["k25_token_mask", "ppo_clip"] = "k25_token_mask"
+    kind: LossKind = "k25_token_mask"
     ratio_low: float = Field(default=0.5, gt=0, lt=1)
-    """Tokens with pi/pi_old below this get no policy gradient (k25) or are clipped (ppo)."""
+    """Tokens with pi/pi_old below this get no policy gradient (k25) or are clipped (others)."""
     ratio_high: float = Field(default=2.0, gt=1)
     tau: float = Field(default=0.0, ge=0)
-    """Weight of (log pi/pi_old)^2 on every token (k25_token_mask)."""
+    """Weight of (log pi/pi_old)^2 on every token (k25_token_mask); scale of the log-ratio
+    (k2_sequence, where it must be above 0)."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """L of dr_grpo."""
+    old: Literal["engine", "learner"] = "engine"
+    """Whose logprobs pi_old are: those that sampled, or the learner's own before its step (the
+    decoupled objective of AReaL, arXiv 2505.24298), with ``correction`` for the difference."""
+    correction: CorrectionConfig = CorrectionConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> LossConfig:
+        if self.kind == "k2_sequence" and self.tau == 0:
+            raise ValueError(
+                "tau = 0 leaves k2_sequence without a gradient; expected a number above 0, K1.5's "
+                "scale of rewards, such as 0.1"
+            )
+        if self.correction.kind != "none" and self.old == "engine":
+            raise ValueError(
+                f"correction {self.correction.kind!r} is for old = 'learner'; with old = 'engine' "
+                "the ratio holds the engine's probabilities already"
+            )
+        return self
+
+
+class MismatchConfig(ConfigModel):
+    """When engine and learner disagree too much to go on."""
+
+    gate: float = Field(default=0.015, gt=0)
+    """Largest KL(engine || learner) a token of a healthy round."""
+    patience: int = Field(default=3, ge=1)
+    """Rounds in a row above it that end the run."""
 
 
 class OptimConfig(ConfigModel):
@@ -44,6 +87,7 @@ class OptimConfig(ConfigModel):
 class LearnerConfig(ConfigModel):
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
+    mismatch: MismatchConfig = MismatchConfig()
     micro_batch_tokens: int = Field(default=2048, ge=1)
     """Padded tokens of one forward pass."""
     skip_zero_advantage: bool = True

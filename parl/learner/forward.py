@@ -17,17 +17,18 @@ from parl.learner.batching import MicroBatch
 @dataclass(frozen=True, slots=True)
 class TokenStats:
     """Over the n trained tokens of a micro-batch: logprobs (with gradient), entropy (nats), old
-    logprobs, advantages float32 [n]; flipped bool [n]: the router, left alone, would have sent the
-    predicting position elsewhere than the engine did, or its queries would have read another far
-    token. flips / choices count routings of all positions, selection_flips / selections far tokens
-    that were recorded and would not be chosen now; code_flips / codes stored numbers of coded keys
-    and values that were recorded and would be others now; loads int64 [L, E] counts the router's
-    own choices."""
+    logprobs, advantages float32 [n]; sequence int64 [n], the row of the batch; flipped bool [n]:
+    the router, left alone, would have sent the predicting position elsewhere than the engine did,
+    or its queries would have read another far token. flips / choices count routings of all
+    positions, selection_flips / selections far tokens that were recorded and would not be chosen
+    now; code_flips / codes stored numbers of coded keys and values that were recorded and would be
+    others now; loads int64 [L, E] counts the router's own choices."""
 
     logprobs: Tensor
     entropy: Tensor
     old_logprobs: Tensor
     advantages: Tensor
+    sequence: Tensor
     flipped: Tensor
     flips: int
     choices: int
@@ -79,6 +80,7 @@ def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = Non
         entropy,
         batch.old_logprobs.flatten()[target],
         batch.advantages.flatten()[target],
+        target // longest,
         flipped,
         flips,
         choices,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from parl.learner.balance import move_router_bias
 from parl.learner.batching import micro_batches
 from parl.learner.config import LearnerConfig, OptimConfig
 from parl.learner.forward import TokenStats, token_stats
-from parl.learner.losses import LOSSES
+from parl.learner.losses import LOSSES, LossTokens
+from parl.learner.mismatch import correction_weights
 from parl.learner.optim.build import build_optimizers
 from parl.learner.optim.qk_clip import QKClip
 from parl.learner.state import load_state, save_state
@@ -64,6 +66,7 @@ class TokenLearner:
         )
         tally = _Tally()
         norm = self._num_tokens(samples)
+        num_sequences = self._num_sequences(samples)
         keep = [
             i for i, advantage in enumerate(advantages) if advantage != 0 or not self._skips_zero
         ]
@@ -78,11 +81,10 @@ class TokenLearner:
             with_codes=self.config.replay_codes,
         ):
             stats = token_stats(self.model, batch, self._qk_clip.watch)
-            loss, masked = loss_fn(
-                stats.logprobs, stats.old_logprobs, stats.advantages, norm, self.config.loss
-            )
+            tokens, dropped = self._loss_tokens(stats, norm, num_sequences)
+            loss, masked = loss_fn(tokens, self.config.loss)
             loss.backward()
-            tally.add(loss, stats, int(masked))
+            tally.add(loss, stats, int(masked) + dropped)
         metrics = tally.metrics()
         scale = rate_scale(self.num_updates, self.config.optim)
         self._set_rates(self.config.optim.muon_lr * scale, self.config.optim.adamw_lr * scale)
@@ -140,8 +142,31 @@ class TokenLearner:
         assert total > 0, f"no token of {len(samples)} samples is trained on"
         return total
 
+    def _num_sequences(self, samples: Sequence[TrainingSample]) -> float:
+        """Sequences of the whole batch, over all ranks, that train any token."""
+        local = float(sum(bool(s.loss_mask.any()) for s in samples))
+        return float(self._all_reduce(torch.tensor(local, dtype=torch.float64)))
+
+    def _loss_tokens(
+        self, stats: TokenStats, num_tokens: float, num_sequences: float
+    ) -> tuple[LossTokens, int]:
+        """What the loss sees, and the tokens that mismatch correction dropped."""
+        config = self.config.loss
+        own = config.old == "learner"
+        tokens = LossTokens(
+            stats.logprobs,
+            stats.logprobs.detach() if own else stats.old_logprobs,
+            stats.advantages,
+            stats.sequence,
+            num_tokens,
+            num_sequences,
+        )
+        weights, dropped = correction_weights(tokens, stats.old_logprobs, config.correction)
+        return (tokens if weights is None else replace(tokens, weights=weights)), dropped
+
     @property
     def _skips_zero(self) -> bool:
+        # k2_sequence pulls every sequence to the old policy, k25 every token when tau says so
         return self.config.skip_zero_advantage and self.config.loss.tau == 0
 
     def _balance(self, loads: Tensor | None) -> None:

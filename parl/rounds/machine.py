@@ -19,6 +19,7 @@ from infra.log import bound
 from parl.config import RunConfig
 from parl.errors import CheckpointError, RoundError
 from parl.rollout.jobs import GroupJob
+from parl.rounds.agreement import require_agreement
 from parl.rounds.batch import Batch, make_batch
 from parl.rounds.checkpoint import CHECKPOINTS, newest_intact, prune, sweep, write_checkpoint
 from parl.rounds.clock import Clock
@@ -165,6 +166,8 @@ class RoundMachine:
 
     def _step(self, index: int) -> RoundReport:
         clock = Clock()
+        trained = [row for row in self.store.committed_rounds() if row.phase == TRAIN]
+        require_agreement(trained, self.config.learner.mismatch)
         self.store.begin_round(
             TRAIN, index, stage=self._state.stage, weight_version_in=self._version
         )

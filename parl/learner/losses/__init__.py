@@ -1,8 +1,7 @@
-"""Policy losses by name. All take flat token vectors of one micro-batch.
+"""Policy losses by name, one file each.
 
-logprobs, old_logprobs, advantages: float32 [n] over trained tokens; ``norm`` is the number of
-tokens generated in the whole batch, so micro-batches add up. Returns (loss, number of tokens whose
-policy gradient was masked).
+Each takes the tokens of one micro-batch and the section ``learner.loss``, and returns (loss, number
+of tokens whose policy gradient was cut off).
 """
 
 from __future__ import annotations
@@ -12,9 +11,25 @@ from collections.abc import Callable
 from torch import Tensor
 
 from parl.learner.config import LossConfig
+from parl.learner.losses.cispo import cispo
+from parl.learner.losses.dr_grpo import dr_grpo
+from parl.learner.losses.grpo import grpo
+from parl.learner.losses.gspo import gspo
+from parl.learner.losses.k2_sequence import k2_sequence
 from parl.learner.losses.k25_token_mask import k25_token_mask
 from parl.learner.losses.ppo_clip import ppo_clip
+from parl.learner.losses.tokens import LossTokens
 
-PolicyLoss = Callable[[Tensor, Tensor, Tensor, float, LossConfig], tuple[Tensor, Tensor]]
+PolicyLoss = Callable[[LossTokens, LossConfig], tuple[Tensor, Tensor]]
 
-LOSSES: dict[str, PolicyLoss] = {"k25_token_mask": k25_token_mask, "ppo_clip": ppo_clip}
+LOSSES: dict[str, PolicyLoss] = {
+    "k25_token_mask": k25_token_mask,
+    "k2_sequence": k2_sequence,
+    "ppo_clip": ppo_clip,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+__all__ = ["LOSSES", "LossTokens", "PolicyLoss"]

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from parl.learner.config import LossConfig
+from parl.learner.losses.tokens import LossTokens
 
 
-def k25_token_mask(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, norm: float, config: LossConfig
-) -> tuple[Tensor, Tensor]:
-    log_ratio = logprobs - old_logprobs
+def k25_token_mask(tokens: LossTokens, config: LossConfig) -> tuple[Tensor, Tensor]:
+    log_ratio = tokens.logprobs - tokens.old_logprobs
     with torch.no_grad():
         inside = (log_ratio >= math.log(config.ratio_low)) & (
             log_ratio <= math.log(config.ratio_high)
         )
     # masked before exp: a huge ratio outside the window must not become inf * 0
     ratio = torch.where(inside, log_ratio, torch.zeros_like(log_ratio)).exp()
-    gain = torch.where(inside, ratio * advantages, torch.zeros_like(ratio))
-    loss = (config.tau * log_ratio.square() - gain).sum() / norm
+    gain = torch.where(inside, ratio * tokens.gain, torch.zeros_like(ratio))
+    loss = (config.tau * log_ratio.square() - gain).sum() / tokens.num_tokens
     return loss, (~inside).sum()
