@@ -23,6 +23,6 @@ def require_agreement(committed: Sequence[RoundInfo], config: MismatchConfig) ->
     raise RoundError(
         f"engine and learner disagree: KL(engine || learner) was {shown} a token in rounds "
         f"{last[0].index} to {last[-1].index}, learner.mismatch.gate is {config.gate:g}; nothing "
-        "is lost. Look at weight versions, kernels and cache of the engine (parl rl show EPISODE), or "
-        "begin a run with learner.loss.correction, or a higher gate if you know why"
+        "is lost. Look at the engine's weight version, kernels and cache (parl rl show EPISODE), "
+        "or begin a run with learner.loss.correction, or a higher gate if you know why"
     )
