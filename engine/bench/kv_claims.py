@@ -2,11 +2,8 @@
 
 ``python -m engine.bench.kv_claims``, after or before engine.bench.kv_quality, whose files it
 shares. On SmolLM2-135M and real text: where attention lies, how its entropy moves, what a
-correction vector at block boundaries would bring, and what prefilling in independent parts costs.
-
-Boundary correction: for each block and channel the mean rounding error of the two tokens at each
-end is stored in fp16 and added to those tokens. Fitted to the true error, it is the best that one
-vector added to them can do; a difference between coded neighbours knows less.
+correction vector at block boundaries brings (``--smoothing``, engine.kvcache.smoothing), and what
+prefilling in independent parts costs.
 
 Shapes: n queries, G key-value heads, P query heads for each, D size, T tokens.
 """
@@ -30,11 +27,10 @@ from engine.bench.kv_texts import TEXTS, smollm2, token_ids
 from engine.chat.load import load_tokenizer
 from engine.errors import EngineError
 from engine.kvcache.quantise import BLOCK, Profile, fake_quantise_keys, fake_quantise_values
+from engine.kvcache.smoothing import correction, smoothed
 from engine.model.checkpoint.load import load_model
 from engine.model.model import PolicyModel
 
-EDGE = 2
-"""Tokens at each end of a block that a correction is added to."""
 LAST = (512, 1024, 2048, 4096)
 TOP = 64
 
@@ -117,22 +113,24 @@ def _coded(x: Tensor, profile: Profile, correct: bool, *, is_key: bool) -> Tenso
     blocks = x[BLOCK:end].unflatten(0, (-1, BLOCK)).transpose(1, 2)
     there = (fake_quantise_keys if is_key else fake_quantise_values)(blocks, profile)
     if correct:
-        edge = torch.tensor([*range(EDGE), *range(BLOCK - EDGE, BLOCK)])
-        off = (blocks[:, :, edge] - there[:, :, edge]).mean(dim=2, keepdim=True)
-        there = there.clone()
-        there[:, :, edge] += off.half().float()
+        there = smoothed(there, correction(blocks, there))
     return torch.cat([x[:BLOCK], there.transpose(1, 2).flatten(0, 1), x[end:]])
 
 
 @torch.no_grad()
 def boundary_report(
-    model: PolicyModel, context: Prefill, follow: Sequence[int], following: Tensor
+    model: PolicyModel,
+    context: Prefill,
+    follow: Sequence[int],
+    following: Tensor,
+    smoothing: bool,
 ) -> Iterator[str]:
+    """Codes read by full attention; ``smoothing``: and with their boundaries corrected."""
     full = read(model, context, follow, FULL)
     yield f"boundary correction: {'key error':>22}{'KL':>11}{'|dlogp|':>10}"
     profiles: tuple[Profile, ...] = ("k8v8", "literal")
     for profile in profiles:
-        for correct in (False, True):
+        for correct in (False, True) if smoothing else (False,):
             coded, error = coded_context(context, profile, correct)
             made = deviation(model, full, read(model, coded, follow, FULL), following)
             name = f"{profile}, corrected" if correct else profile
@@ -159,6 +157,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=7168)
     parser.add_argument("--tokens", type=int, default=64, help="queries of the first report")
     parser.add_argument("--read", type=int, default=384, help="tokens of the second")
+    parser.add_argument("--smoothing", action="store_true", help="correct block boundaries too")
     parser.add_argument("--parts", type=int, default=4, help="independent ones; 1: leave out")
     parser.add_argument("--text", default="python", choices=sorted(TEXTS))
     parser.add_argument("--cache", type=Path, default=cache_folder())
@@ -178,7 +177,7 @@ def main() -> None:
         sys.stdout.write(line + "\n")
     tail = ids[options.context : options.context + options.read]
     after = torch.tensor(ids[options.context + 1 : options.context + options.read + 1])
-    for line in boundary_report(model, context, tail, after):
+    for line in boundary_report(model, context, tail, after, options.smoothing):
         sys.stdout.write(line + "\n")
     if options.parts > 1:
         line = parts_report(model, context, tail, after, options.parts)
