@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from engine.config import EngineConfig
+from engine.light.waiting_room import RouterConfig
+from engine.model.config import AttentionConfig
 from infra.config import ConfigModel
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -31,6 +33,8 @@ class ModelSection(ConfigModel):
     """With ``bytes``: whole strings that get a token of their own (a run's chat.words)."""
     chat: Literal["auto", "kimi-k2", "kimi-k2.5", "chatml", "none"] = "auto"
     """Format of dialogues; auto = what the model was trained on; none = completions only."""
+    attention: AttentionConfig | None = None
+    """Replaces what the checkpoint says of mode, hybrid, hot and profile."""
     thinking: bool = False
     """Kimi K2.5 thinks before it answers, unless a request says otherwise."""
 
@@ -133,6 +137,8 @@ class ServeConfig(ConfigModel):
     engine: EngineConfig = EngineConfig(
         max_context=4096, num_blocks=2048, max_contexts=256, deterministic=False
     )
+    router: RouterConfig = RouterConfig()
+    """How many answers are sampled at once, how many may wait, and what each rate class may use."""
     warm_up_tokens: int = Field(default=8, ge=1, le=64)
     """Sampled before the server says that it is ready."""
 

@@ -10,9 +10,14 @@ from engine.chat.dialogue import Renderer
 from engine.chat.kimi import K2Renderer, K25Renderer
 from engine.chat.load import load_renderer, load_tokenizer
 from engine.chat.tokenizers import ByteTokenizer
+from engine.config import EngineConfig
 from engine.constrain.vocabulary import Vocabulary
 from engine.errors import ChatError
+from engine.kvcache.config import BLOCK
+from engine.kvcache.layout import CacheLayout
 from engine.light.engine import LightEngine
+from engine.light.routed import RoutedRuntime
+from engine.light.waiting_room import RouterConfig
 from engine.model.checkpoint.load import load_model
 from engine.model.config import ModelConfig
 from engine.model.model import PolicyModel
@@ -31,6 +36,12 @@ def load(config: ServeConfig) -> Loaded:
     chat = chat_format(section, tokenizer)
     policy = _policy(section, tokenizer)
     shape = policy.config
+    if section.attention is not None:
+        # the kind is in the weights
+        attention = section.attention.model_copy(update={"kind": shape.attention.kind})
+        shape = ModelConfig.model_validate(
+            shape.model_copy(update={"attention": attention}).model_dump()
+        )
     if tokenizer.vocab_size > shape.vocab_size:
         raise ChatError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the model {shape.vocab_size}; expected "
@@ -46,8 +57,43 @@ def load(config: ServeConfig) -> Loaded:
         engine_config,
         fetch_weights=lambda version: weights,
         vocabulary=vocabulary,
+        text_of=tokenizer.decode,
     )
-    return Loaded(engine, tokenizer, vocabulary, chat, engine.close)
+    routed = _routed(engine, shape, engine_config, config.router)
+    return Loaded(routed, tokenizer, vocabulary, chat, engine.close, lambda: _gauges(routed))
+
+
+def _routed(
+    engine: LightEngine, shape: ModelConfig, config: EngineConfig, router: RouterConfig
+) -> RoutedRuntime:
+    """Steps wait for their turn; what does not fit is told so at once."""
+    profile = shape.attention.profile if shape.attention.mode == "hybrid" else "full"
+    layout = CacheLayout.of(shape, profile)
+    tiers = config.tiers
+    if shape.attention.mode == "hybrid":
+        tiers = tiers.model_copy(update={"hot": shape.attention.hot, "profile": profile})
+    else:
+        tiers = tiers.model_copy(update={"profile": "full", "cold": "off"})
+
+    def kv_bytes(num_tokens: int) -> int:
+        return layout.bytes(num_tokens, tiers).device
+
+    pool = config.num_blocks * layout.full_block_bytes
+    if shape.attention.mode == "hybrid":
+        pool += config.num_warm_blocks * layout.warm_block_bytes
+    else:
+        pool = pool * config.block_size // BLOCK
+    return RoutedRuntime(engine, router, kv_bytes=kv_bytes, kv_bytes_total=pool)
+
+
+def _gauges(routed: RoutedRuntime) -> dict[str, float]:
+    state = routed.state()
+    return {
+        "queue_depth": state.waiting,
+        "queue_room": state.room,
+        "steps_running": state.running,
+        "at_peak": float(state.at_peak),
+    }
 
 
 def _policy(section: ModelSection, tokenizer: Tokenizer) -> PolicyModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +23,15 @@ Status = Literal["loading", "ok", "draining"]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine with weights, and the text side of its model. ``close`` ends the engine."""
+    """An engine with weights, and the text side of its model. ``close`` ends the engine;
+    ``gauges``: more numbers for /metrics, by name without ``k25_``."""
 
     runtime: StreamingRuntime
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     chat: ChatFormat | None
     close: Callable[[], None]
+    gauges: Callable[[], Mapping[str, float]] = dict
 
 
 class Service:
@@ -126,5 +128,7 @@ class Service:
 
     async def exposition(self) -> bytes:
         """Prometheus' text."""
-        info = None if self._loaded is None else await self._loaded.runtime.info()
-        return self.metrics.exposition(info, {})
+        if self._loaded is None:
+            return self.metrics.exposition(None, {})
+        info = await self._loaded.runtime.info()
+        return self.metrics.exposition(info, self._loaded.gauges())

@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     from engine.server.config import ServeConfig
     from engine.server.service import Loaded
 
+YAML = (".yaml", ".yml")
+
 
 def serve(
     config: Annotated[
         list[Path],
-        typer.Option("--config", "-c", help="TOML file; given twice, the later one wins."),
+        typer.Option(
+            "--config", "-c", help="TOML (or lightengine.yaml); given twice, the later one wins."
+        ),
     ] = [],  # noqa: B006 - typer reads the default, nobody writes to it
     overrides: Annotated[
         list[str], typer.Option("--set", "-s", help="One value: listen.port=8080. Wins most.")
@@ -37,7 +41,13 @@ def serve(
 
     if model:
         overrides = [f"model.path={_quoted(model)}", *overrides]
-    resolved = load_config(ServeConfig, config, overrides)
+    files = [path for path in config if path.suffix not in YAML]
+    for path in config:
+        if path.suffix in YAML:
+            from engine.server.seed_yaml import read_seed_yaml
+
+            overrides = [*read_seed_yaml(path), *overrides]
+    resolved = load_config(ServeConfig, files, overrides)
     if dry_run:
         typer.echo(dump_toml(resolved), nl=False)
         return

@@ -48,3 +48,58 @@ def test_refusals_are_one_line(words, reason, capsys, monkeypatch):
     assert cli.run(["serve", *words]) == 2
     err = capsys.readouterr().err
     assert reason in err and len(err.splitlines()) == 1
+
+
+SEED = """
+model:
+  path: "/models/kimi-k2.5"
+  dtype: "bfloat16"
+kv_cache:
+  hot_size: 2048
+  warm_compress: true
+  cold_summary: true
+  warm_quant_bits: 8
+attention:
+  window_size: 1024
+  sparse_topk: 64
+  summary_weight: 0.7
+runtime:
+  max_batch_size: 16
+  prefill_chunk_size: 4096
+"""
+
+
+def test_the_seeds_lightengine_yaml_is_taken_as_it_is(tmp_path, capsys):
+    """Every key of it says something; --set still wins."""
+    file = tmp_path / "lightengine.yaml"
+    file.write_text(SEED)
+    words = ["serve", "-c", str(file), "--set", "listen.port=1234", "--dry-run"]
+    assert cli.run(words) == 0, capsys.readouterr().err
+    read = tomllib.loads(capsys.readouterr().out)
+    attention = read["model"]["attention"]
+    hybrid = attention["hybrid"]
+    assert read["model"]["path"] == "/models/kimi-k2.5"
+    assert (read["engine"]["weights"], read["engine"]["kv_dtype"]) == ("bfloat16", "bfloat16")
+    assert (attention["mode"], attention["hot"], attention["profile"]) == ("hybrid", 2048, "k8v8")
+    assert (hybrid["window"], hybrid["topk"], hybrid["summary_weight"]) == (1024, 64, 0.7)
+    assert read["user"]["summaries"] is True
+    assert (read["router"]["max_running"], read["engine"]["max_rows"]) == (16, 4096)
+    assert read["listen"]["port"] == 1234
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kv_cache: {hot_sise: 1}", "unknown key kv_cache.hot_sise; expected one of hot_size"),
+        ("kv_cashe: {}", "unknown section 'kv_cashe'"),
+        ("kv_cache: {warm_quant_bits: 3}", "kv_cache.warm_quant_bits = 3, expected 8 or 4"),
+        ("model: {dtype: float16}", "expected bfloat16 or float32"),
+        ("[1", "expected a lightengine.yaml"),
+    ],
+)
+def test_what_a_lightengine_yaml_must_not_say(text, reason, tmp_path, capsys):
+    file = tmp_path / "lightengine.yaml"
+    file.write_text(text)
+    assert cli.run(["serve", "-c", str(file), "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert reason in err and len(err.splitlines()) == 1
