@@ -63,7 +63,28 @@ class MismatchConfig(ConfigModel):
     """Rounds in a row above it that end the run."""
 
 
+class ExpertClipConfig(ConfigModel):
+    """Clipping of single experts (parl.learner.optim.expert_clip)."""
+
+    mode: Literal["off", "grad", "update"] = "off"
+    """grad: an expert's gradient, which under Muon changes its weight inside the momentum only;
+    update: its step."""
+    kappa: float = Field(default=0.5, ge=0)
+    """The threshold grows with (frequency / mean frequency)^kappa ..."""
+    r_min: float = Field(default=0.25, gt=0, le=1)
+    r_max: float = Field(default=2.0, ge=1)
+    """... between these multiples of the median norm."""
+    memory: float = Field(default=0.9, ge=0, lt=1)
+    """Of the moving frequency and median."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Cold-expert guard: an expert that got fewer routed tokens in the batch rests, neither moved
+    by stale momentum nor decayed; 0 = off."""
+
+
 class OptimConfig(ConfigModel):
+    profile: Literal["kimi", "seed"] = "kimi"
+    """kimi: MuonClip as the K2 report has it. seed: besides, experts are clipped by the frequency
+    of their activation and cold ones rest, where ``experts`` does not say otherwise."""
     muon_lr: float = Field(default=3e-3, ge=0, allow_inf_nan=False)
     """Hidden matrices (attention, experts), RMS-matched to AdamW."""
     adamw_lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
@@ -82,6 +103,16 @@ class OptimConfig(ConfigModel):
     """Attention scores a head may reach (tau of QK-Clip, parl.learner.optim.qk_clip)."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Global gradient norm before the step."""
+    experts: ExpertClipConfig | None = None
+    """None: what the profile says."""
+
+    @property
+    def expert_clip(self) -> ExpertClipConfig:
+        if self.experts is not None:
+            return self.experts
+        if self.profile == "seed":
+            return ExpertClipConfig(mode="grad", min_tokens=1)
+        return ExpertClipConfig()
 
 
 class LearnerConfig(ConfigModel):

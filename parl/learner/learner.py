@@ -23,6 +23,7 @@ from parl.learner.forward import TokenStats, token_stats
 from parl.learner.losses import LOSSES, LossTokens
 from parl.learner.mismatch import correction_weights
 from parl.learner.optim.build import build_optimizers
+from parl.learner.optim.expert_clip import ExpertClip
 from parl.learner.optim.qk_clip import QKClip
 from parl.learner.state import load_state, save_state
 from parl.trajectory import TrainingSample
@@ -51,6 +52,7 @@ class TokenLearner:
 
     def _build_optimizers(self) -> None:
         self.muon, self.adamw = build_optimizers(self.model, self.config.optim)
+        self._expert_clip = ExpertClip(self.model, self.config.optim.expert_clip)
 
     def reset_optimizers(self) -> None:
         """Forget momentum and restore configured rates (between warm start and RL)."""
@@ -88,10 +90,11 @@ class TokenLearner:
         metrics = tally.metrics()
         scale = rate_scale(self.num_updates, self.config.optim)
         self._set_rates(self.config.optim.muon_lr * scale, self.config.optim.adamw_lr * scale)
-        metrics["grad_norm"], metrics["max_attention_score"] = self._step()
+        loads = self._loads(tally.loads) if self._wants_loads else None
+        metrics |= self._step(loads)
         metrics["rate_scale"] = scale
-        if self.config.router_bias_rate:
-            self._balance(tally.loads)
+        if self.config.router_bias_rate and loads is not None:
+            move_router_bias(self.model, loads, self.config.router_bias_rate)
         metrics["num_tokens"] = norm
         metrics["num_sequences"] = float(len(keep))
         metrics["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -114,11 +117,10 @@ class TokenLearner:
             total += loss.item()
             correct += int((stats.logprobs > -0.693).sum())
         self._set_rates(muon_lr, adamw_lr)
-        grad_norm, max_score = self._step()
+        stepped = self._step(None)
         return {
             "loss": total,
-            "grad_norm": grad_norm,
-            "max_attention_score": max_score,
+            **stepped,
             "likely_share": correct / norm,
         }
 
@@ -130,10 +132,12 @@ class TokenLearner:
         }
 
     def save(self, folder: Path) -> None:
-        save_state(self.model, self.muon, self.adamw, self.num_updates, folder)
+        clip = self._expert_clip.state()
+        save_state(self.model, self.muon, self.adamw, self.num_updates, folder, clip)
 
     def restore(self, folder: Path) -> None:
-        self.num_updates = load_state(self.model, self.muon, self.adamw, folder)
+        self.num_updates, clip = load_state(self.model, self.muon, self.adamw, folder)
+        self._expert_clip.load(clip)
 
     def _num_tokens(self, samples: Sequence[TrainingSample]) -> float:
         """Generated tokens of the whole batch, over all ranks."""
@@ -169,10 +173,15 @@ class TokenLearner:
         # k2_sequence pulls every sequence to the old policy, k25 every token when tau says so
         return self.config.skip_zero_advantage and self.config.loss.tau == 0
 
-    def _balance(self, loads: Tensor | None) -> None:
+    @property
+    def _wants_loads(self) -> bool:
+        return bool(self.config.router_bias_rate) or self._expert_clip.is_on
+
+    def _loads(self, loads: Tensor | None) -> Tensor:
+        """The router's own choices over all ranks, float64 [L, E]."""
         shape = (self.model.config.num_moe_layers, self.model.config.n_routed_experts)
         local = torch.zeros(shape, dtype=torch.float64) if loads is None else loads.double()
-        move_router_bias(self.model, self._all_reduce(local), self.config.router_bias_rate)
+        return self._all_reduce(local)
 
     def _set_rates(self, muon_lr: float, adamw_lr: float) -> None:
         for group in self.muon.param_groups:
@@ -184,9 +193,10 @@ class TokenLearner:
         self.muon.zero_grad(set_to_none=True)
         self.adamw.zero_grad(set_to_none=True)
 
-    def _step(self) -> tuple[float, float]:
-        """All-reduce, clip by the global norm, step both optimizers, clip the heads; returns the
-        norm and the highest attention score, both before their clip."""
+    def _step(self, loads: Tensor | None) -> dict[str, float]:
+        """All-reduce, clip by the global norm and by expert, step both optimizers, clip the heads;
+        returns the norm and the highest attention score, both before their clip. ``loads``: None
+        where experts are not counted (supervised steps)."""
         parameters = [
             p for g in (self.muon, self.adamw) for pg in g.param_groups for p in pg["params"]
         ]
@@ -200,9 +210,13 @@ class TokenLearner:
         for parameter in parameters:
             parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
+        metrics = {"grad_norm": norm}
+        if loads is not None and self._expert_clip.is_on:
+            metrics |= self._expert_clip.step(self.muon, loads)
         self.muon.step()
         self.adamw.step()
-        return norm, self._qk_clip.step(self._all_max(self._qk_clip.max_scores.clone()))
+        highest = self._qk_clip.step(self._all_max(self._qk_clip.max_scores.clone()))
+        return metrics | {"max_attention_score": highest}
 
 
 def rate_scale(num_updates: int, config: OptimConfig) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,25 @@ from parl.errors import CheckpointError
 from parl.learner.optim.muon import Muon
 
 WEIGHTS, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.json"
+EXPERT_CLIP = "expert_clip"
 FORMAT = 2
 META_KEYS = ("num_updates", "rates", "model", "sha256")
 
 
 def save_state(
-    model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW, num_updates: int, folder: Path
+    model: PolicyModel,
+    muon: Muon,
+    adamw: torch.optim.AdamW,
+    num_updates: int,
+    folder: Path,
+    expert_clip: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write WEIGHTS, OPTIMIZER and META into ``folder``; META holds the others' sha256."""
     weights = {k: v.detach().contiguous() for k, v in model.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
-    save_file(_optimizer_tensors(model, muon, adamw), folder / OPTIMIZER)
+    optimizer = _optimizer_tensors(model, muon, adamw)
+    optimizer |= {f"{EXPERT_CLIP}|all|{k}": v for k, v in (expert_clip or {}).items()}
+    save_file(optimizer, folder / OPTIMIZER)
     meta = {
         "format": FORMAT,
         "num_updates": num_updates,
@@ -37,9 +46,12 @@ def save_state(
     (folder / META).write_text(json.dumps(meta, indent=1))
 
 
-def load_state(model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW, folder: Path) -> int:
-    """Exact inverse of ``save_state``; returns num_updates. CheckpointError, with everything as it
-    was, when a file is missing, damaged or of another model."""
+def load_state(
+    model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW, folder: Path
+) -> tuple[int, dict[str, Tensor]]:
+    """Exact inverse of ``save_state``; returns num_updates and the state of expert clipping.
+    CheckpointError, with everything as it was, when a file is missing, damaged or of another
+    model."""
     meta = _read_meta(folder)
     mine = model.config.model_dump(mode="json")
     if meta["model"] != mine:
@@ -62,11 +74,15 @@ def load_state(model: PolicyModel, muon: Muon, adamw: torch.optim.AdamW, folder:
     muon.state.clear()
     adamw.state.clear()
     parameters = dict(model.named_parameters())
+    expert_clip: dict[str, Tensor] = {}
     for key, tensor in load_file(folder / OPTIMIZER).items():
         kind, name, field = key.split("|")
+        if kind == EXPERT_CLIP:
+            expert_clip[field] = tensor
+            continue
         optimizer = muon if kind == "muon" else adamw
         optimizer.state[parameters[name]][field] = tensor
-    return int(meta["num_updates"])
+    return int(meta["num_updates"]), expert_clip
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

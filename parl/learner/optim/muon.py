@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,9 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._halves = {id(parameter) for parameter in halves}
+        self.slices: dict[int, Tensor] = {}
+        """id of a stack -> factor of each slice's next step [E]; below 0: the slice rests, its
+        momentum and weight decay too. Forgotten after a step."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -61,11 +65,37 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
                 buffer = state["momentum"]
+                factor = self.slices.pop(id(parameter), None)
+                if factor is not None and not bool((factor == 1).all()):
+                    self._step_slices(group, parameter, buffer, factor)
+                    continue
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(buffer, group["momentum"])
-                parts = update.chunk(2, dim=-2) if id(parameter) in self._halves else (update,)
-                rows, cols = parts[0].shape[-2:]
-                direction = torch.cat([orthogonalise(part) for part in parts], dim=-2)
-                scale = group["lr"] * 0.2 * math.sqrt(max(rows, cols))
+                direction, scale = self._direction(group, parameter, parameter.grad, buffer)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(direction, alpha=-scale)
+
+    def _direction(
+        self, group: dict[str, Any], parameter: Tensor, grad: Tensor, buffer: Tensor
+    ) -> tuple[Tensor, float]:
+        """O, of ``grad`` and ``buffer`` [..., rows, cols], and lr 0.2 sqrt(max(rows, cols))."""
+        update = grad.lerp(buffer, group["momentum"])
+        parts = update.chunk(2, dim=-2) if id(parameter) in self._halves else (update,)
+        rows, cols = parts[0].shape[-2:]
+        direction = torch.cat([orthogonalise(part) for part in parts], dim=-2)
+        return direction, group["lr"] * 0.2 * math.sqrt(max(rows, cols))
+
+    def _step_slices(
+        self, group: dict[str, Any], parameter: Tensor, buffer: Tensor, factor: Tensor
+    ) -> None:
+        """The same for the slices that do not rest, each by its factor."""
+        assert parameter.grad is not None and parameter.ndim == 3, "slices are of a stack"
+        moving = (factor >= 0).nonzero()[:, 0]
+        if not len(moving):
+            return
+        grad, kept = parameter.grad[moving], buffer[moving]
+        kept.lerp_(grad, 1 - group["momentum"])
+        buffer[moving] = kept
+        direction, scale = self._direction(group, parameter, grad, kept)
+        value = parameter[moving].mul_(1 - group["lr"] * group["weight_decay"])
+        by = (factor[moving] * -scale).to(value.dtype)[:, None, None]
+        parameter[moving] = value.addcmul_(direction, by)
