@@ -25,6 +25,7 @@ from engine.runtime.types import (
     EvictSelector,
     FinishReason,
     KVSummary,
+    Sampling,
     StepRequest,
     StepResult,
     WeightSet,
@@ -55,6 +56,7 @@ class _Scripted:
     num_held: int = 0
     reported: int = 0
     running: bool = False
+    stepped: bool = False
     cancelled: bool = False
 
 
@@ -114,12 +116,13 @@ class ScriptedRuntime:
         context = self._idle(request.ctx, "forward_step")
         if request.max_new_tokens < 1:
             raise InvalidStateError(f"max_new_tokens={request.max_new_tokens}, expected at least 1")
+        _check_plain(request)
         start = len(context.tokens)
         if start >= self._max_context:
             raise CapacityError(
                 f"context holds {start} tokens, max_context is {self._max_context}: no room"
             )
-        context.running, context.cancelled = True, False
+        context.running, context.cancelled, context.stepped = True, False, True
         try:
             finish = await self._speak(context, request, start)
         finally:
@@ -166,6 +169,11 @@ class ScriptedRuntime:
 
     async def get_kv_summary(self, ctx: ContextId) -> KVSummary:
         context = self._idle(ctx, "get_kv_summary")
+        if context.stepped:
+            raise InvalidStateError(
+                f"get_kv_summary: context {ctx} has stepped; ask after init_context, fork or "
+                "evict_kv"
+            )
         held = context.num_held
         return KVSummary(len(context.tokens), held, 0, 0, held * _BYTES_PER_TOKEN)
 
@@ -178,7 +186,9 @@ class ScriptedRuntime:
                 f"evict_kv [{selector.start}, {selector.end}) of a context of "
                 f"{len(context.tokens)} tokens; expected 0 <= start <= end <= length"
             )
-        gone = max(0, min(selector.end, context.num_held) - selector.start)
+        context.stepped = False
+        # as an engine whose cache has no gaps: all from there on
+        gone = max(0, context.num_held - selector.start) if selector.end > selector.start else 0
         context.num_held -= gone
         evicted = ((selector.start, selector.start + gone),) if gone else ()
         return EvictResult(evicted, gone * _BYTES_PER_TOKEN)
@@ -209,7 +219,9 @@ class ScriptedRuntime:
             weight_checksum=self._checksum,
             max_context=self._max_context,
             vocab_size=self._vocab_size,
-            capabilities=frozenset({"logprobs", "experts", "fork", "evict", "deterministic"}),
+            capabilities=frozenset(
+                {"logprobs", "experts", "fork", "evict", "kv_summary", "draws", "deterministic"}
+            ),
             num_contexts=len(self._contexts),
             kv_bytes_used=held * _BYTES_PER_TOKEN,
             kv_bytes_total=self._max_contexts * self._max_context * _BYTES_PER_TOKEN,
@@ -241,3 +253,16 @@ class ScriptedRuntime:
     def _no_media(self, media: Sequence[Any]) -> None:
         if media:
             raise NotSupportedError(f"{len(media)} media items; this engine serves text only")
+
+
+def _check_plain(request: StepRequest) -> None:
+    """A script has no distribution to shape; temperature and truncation change nothing it says."""
+    sampling = request.sampling
+    plain = StepRequest(
+        request.ctx,
+        request.max_new_tokens,
+        Sampling(sampling.temperature, sampling.top_p, sampling.top_k),
+        request.stop_ids,
+    )
+    if request != plain:
+        raise NotSupportedError(f"{request}: a script takes max_new_tokens and stop_ids only")

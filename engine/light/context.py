@@ -72,6 +72,8 @@ class Context:
     """Number of the batch this context last had rows in; the longest waiting goes first."""
     began: int = 0
     """Order in which steps began; when blocks run short, the last one gives way."""
+    stepped: bool = False
+    """A step began since the context was opened or last evicted from."""
     sampled: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of ``tokens`` that its own steps sampled."""
     step: RunningStep | None = None

@@ -70,6 +70,11 @@ class ContextTable(ABC):
             raise InvalidStateError(
                 f"{action}: context {ctx} is running {doing}; await it or cancel it first"
             )
+        if action == "get_kv_summary" and context.stepped:
+            raise InvalidStateError(
+                f"get_kv_summary: context {ctx} has stepped, which moves its KV; ask after "
+                "init_context, fork or evict_kv (an empty selector takes nothing)"
+            )
         return context
 
     def open(self, ctx: ContextId, tokens: list[int], policy: ContextPolicy) -> Context:
@@ -111,6 +116,7 @@ class ContextTable(ABC):
                 "evict_kv to 'cold': this engine runs full attention and has no cold KV; set "
                 "model.attention.mode = 'hybrid'"
             )
+        context.stepped = False
         return self._evict(context, selector)
 
     def rewarm(

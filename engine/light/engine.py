@@ -76,6 +76,7 @@ class LightEngine:
             None if vocabulary is None else Constrainer(vocabulary, model_config.vocab_size)
         )
         self._vocab_size = model_config.vocab_size
+        self._has_experts = model_config.num_moe_layers > 0
         self._is_hybrid = model_config.attention.mode == "hybrid"
         if fetch_weights is not None:
             self._scheduler.load_now(fetch_weights(None))
@@ -291,7 +292,10 @@ class LightEngine:
 
     def _info(self) -> EngineInfo:
         usage = self._scheduler.usage()
-        capabilities = {"logprobs", "experts", "fork", "evict", "draws", "stream"}
+        capabilities = {"logprobs", "experts", "fork", "evict", "draws", "kv_summary", "stream"}
+        capabilities |= {"sampling", "deadline"}
+        if not self._has_experts:
+            capabilities.discard("experts")
         if self._is_hybrid:
             capabilities |= {"tiered", "rewarm"}
         if self.config.deterministic:

@@ -290,7 +290,7 @@ class Scheduler:
     def _finish(self, context: Context, reason: FinishReason) -> None:
         step = context.step
         assert step is not None
-        context.step = None
+        context.step, context.stepped = None, True
         context.sampled.append((step.start, len(context.tokens)))
         report, extra = context.take_report(), told(step)
         has_experts = self._has_experts

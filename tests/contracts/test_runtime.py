@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from engine.adapters.transformers import TransformersRuntime
+from engine.constrain.vocabulary import Vocabulary
 from engine.fakes import ScriptedRuntime
 from engine.light.engine import LightEngine
-from engine.runtime.conformance import ModelRuntimeContract
+from engine.model.auto import KimiK2Config, PolicyForCausalLM
+from engine.model.checkpoint.hub_config import to_hub
+from engine.runtime.conformance_kv import KVContract
+from engine.runtime.conformance_steps import StepsContract
 from engine.runtime.conformance_swaps import SwapContract, ThreadsContract
 from engine.runtime.protocol import ModelRuntime
-from engine.runtime.types import DrawKey, WeightSet
-from tests.engine.tiny import ENGINE, HYBRID, make_engine, make_weights
+from engine.runtime.types import WeightSet
+from tests.contracts.mri_server import scramble
+from tests.engine.tiny import ENGINE, HYBRID, MODEL, make_engine, make_model, make_weights
+
+BYTES = Vocabulary(tuple(bytes([32 + i]) for i in range(MODEL.vocab_size)), (0,))
+"""A printable character a token."""
 
 
-class TestLightEngine(SwapContract, ThreadsContract):
+class TestLightEngine(SwapContract, ThreadsContract, KVContract, StepsContract):
     def make_runtime(self) -> ModelRuntime:
         return make_engine()
 
@@ -51,11 +58,25 @@ class TestHybridLightEngine(TestLightEngine):
         return make_weights(version, HYBRID, seed=version)
 
 
-class TestScriptedRuntime(ModelRuntimeContract):
+class TestScriptedRuntime(KVContract, StepsContract):
     def make_runtime(self) -> ModelRuntime:
-        return ScriptedRuntime(_scramble, vocab_size=64, max_context=96)
+        return ScriptedRuntime(scramble, vocab_size=64, max_context=96)
 
 
-def _scramble(tokens: Sequence[int], draw: DrawKey | None) -> int:
-    sample = 0 if draw is None else draw.sample
-    return (7 * sum(tokens[-3:]) + 5 * len(tokens) + sample) % 64
+class TestTransformersRuntime(SwapContract, ThreadsContract, KVContract, StepsContract):
+    """The reference engine over our model behind transformers' Auto classes."""
+
+    vocabulary = BYTES
+
+    def make_runtime(self) -> ModelRuntime:
+        model = PolicyForCausalLM(KimiK2Config(**to_hub(MODEL)), make_model())
+        return TransformersRuntime(
+            model, max_context=160, max_contexts=128, vocabulary=BYTES, weight_version=1
+        )
+
+    def make_weights(self, version: int) -> WeightSet:
+        return make_weights(version, seed=version)
+
+    async def end_runtime(self, runtime: ModelRuntime) -> None:
+        assert isinstance(runtime, TransformersRuntime)
+        runtime.close()

@@ -256,6 +256,7 @@ def test_only_new_tokens_are_computed():
         ctx = await engine.init_context(PROMPT, POLICY)
         await engine.forward_step(StepRequest(ctx, 5))
         await engine.append(ctx, [1, 2, 3])
+        await engine.evict_kv(ctx, EvictSelector(0, 0))
         summary = await engine.get_kv_summary(ctx)
         assert (summary.num_tokens, summary.num_hot) == (47, 43)
         evicted = await engine.evict_kv(ctx, EvictSelector(33, 34))
@@ -370,6 +371,7 @@ def test_a_cancelled_caller_leaves_nothing_running():
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (await engine.info()).num_contexts == 1
+        await engine.evict_kv(ctx, EvictSelector(0, 0))
         assert (await engine.get_kv_summary(ctx)).num_tokens < ENGINE.max_context
 
     serve(check)
