@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.config import HybridConfig
-from engine.attention.index import KeyCodeIndex, exact_scores
+from engine.attention.index import KeyCodeIndex
+from engine.attention.scores import exact_scores
 from engine.attention.select import choose, listed
 from engine.attention.view import WarmBlocks
 from engine.kvcache.quantise import BLOCK
