@@ -25,6 +25,7 @@ from engine.kvcache.quantise import BLOCK
 from engine.kvcache.step import StepView
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import Tier, warm_end
+from engine.light.block_summaries import BlockSummaries
 from engine.light.hot_watch import HotWatch
 from engine.light.rows import Reads
 
@@ -137,6 +138,7 @@ class HybridRows:
         batch: Sequence[tuple[str, list[int]]],
         report_codes: bool = False,
         watch: HotWatch | None = None,
+        summaries: BlockSummaries | None = None,
     ) -> None:
         """``batch``: contexts with rising positions, without a gap; selection_shape: layers, G,
         P | 1, K."""
@@ -152,6 +154,7 @@ class HybridRows:
         self._step = self._kv.begin_step(self._batch)
         self._runs = list(self._all_runs())
         self._watch = watch
+        self._summaries = summaries
         self._newest = {run.owner: run for run in self._runs}
         last = self._runs[-1]
         num_rows = last.row + last.count
@@ -163,6 +166,8 @@ class HybridRows:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n = len(self.order)
         self._kv.write(layer, self._step, k[:n], v[:n])
+        if self._summaries is not None:
+            self._summaries.learn(layer, self._kv, self._step)
         self._mark_bad(q[:n], k[:n], v[:n])
         out = q.new_zeros(*q.shape[:2], v.shape[2])
         scaled = q.float() * q.shape[-1] ** -0.5
@@ -277,12 +282,18 @@ class HybridRows:
             coded = warm_pool.values[layer] if warm_pool.values else None
             warm = WarmBlocks(warm_pool.keys[layer], coded, run.warm_blocks, run.warm_slots)
         config, selections = self._config, self._selections
+        made = None
+        if self._summaries is not None:
+            name = self._batch[run.owner][0]
+            made = self._summaries.summaries(name, layer, run.hot_start // BLOCK)
+            # nothing is coded yet: without any, the call must not ask for some
+            config = config if made else config.model_copy(update={"summary_weight": 0.0})
         for row, (length, parts) in enumerate(rows, run.row):
             if self._through_torch[is_dense(length, config.dense_below)]:
                 # torch may round by where rows lie: side by side, from the start of their memory
                 sink_k, sink_v, hot_k, hot_v = (part.contiguous() for part in parts)
                 view = LayerView(length, sink_k, sink_v, hot_k, hot_v, warm)
-                done = attend_hybrid(scaled[row], view, config, scale=1.0)
+                done = attend_hybrid(scaled[row], view, config, scale=1.0, summaries=made)
                 found, selected = done.out, done.selected
             else:
                 view = LayerView(length, *parts, warm)

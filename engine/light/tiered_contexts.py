@@ -21,6 +21,7 @@ from engine.kvcache.quantise import BLOCK
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import State, warm_end
 from engine.kvcache.turns import TurnRouter
+from engine.light.block_summaries import BlockSummaries
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
 from engine.light.hot_watch import HotWatch
@@ -64,6 +65,7 @@ class TieredTable(ContextTable):
         self._kv = kv
         self._through_torch = through_torch(kv, model_config.attention.hybrid)
         self._report_codes = config.report_codes and kv.config.profile != "full"
+        self._summaries = BlockSummaries.of(model_config)
         self._promised: Slots = (0, 0)
         self._loading: set[ContextId] = set()
         """Contexts with cold blocks on their way back."""
@@ -89,6 +91,8 @@ class TieredTable(ContextTable):
         context = self.open(child, list(parent.tokens), policy or parent.policy)
         self._kv.release(child)
         self._kv.fork(parent.id, child)
+        if self._summaries is not None:
+            self._summaries.fork(parent.id, child)
         context.todo = list(parent.todo)
         context.shares_tail = parent.shares_tail = _held(parent) % BLOCK > 0
         context.experts = parent.experts.copy()
@@ -229,6 +233,7 @@ class TieredTable(ContextTable):
             [(context.id, positions) for context, positions in plan],
             self._report_codes,
             self.watch,
+            self._summaries,
         )
         for context, _ in plan:
             context.shares_tail = False
@@ -249,6 +254,8 @@ class TieredTable(ContextTable):
         self._turns.forget(context)
         if self.watch is not None:
             self.watch.forget(context.id)
+        if self._summaries is not None:
+            self._summaries.forget(context.id)
         self._kv.release(context.id)
 
     # -- dropping -------------------------------------------------------------------------------
