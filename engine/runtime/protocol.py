@@ -54,7 +54,8 @@ class ModelRuntime(Protocol):
         ...
 
     async def get_kv_summary(self, ctx: ContextId) -> KVSummary:
-        """Account of what is kept. Only when the context is idle."""
+        """Account of what is kept. Only after init_context, fork or evict_kv (an empty selector
+        will do), until the next step: a step moves KV, then this is an InvalidStateError."""
         ...
 
     async def evict_kv(self, ctx: ContextId, selector: EvictSelector) -> EvictResult:

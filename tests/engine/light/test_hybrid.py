@@ -351,6 +351,7 @@ def test_the_account_names_the_tiers():
         await turns(engine, ctx)
         child = await engine.fork(ctx)
         for name in (ctx, child):
+            await engine.evict_kv(name, EvictSelector(0, 0))
             summary = await engine.get_kv_summary(name)
             assert summary.num_tokens == 164
             assert (summary.num_hot, summary.num_warm, summary.num_cold) == (67, 96, 0)
@@ -380,6 +381,7 @@ def test_cold_blocks_come_back(cold: str, tmp_path: Any):
     async def check(engine: LightEngine) -> None:
         ctx = await engine.init_context(PROMPT, policy(5))
         await engine.forward_step(StepRequest(ctx, 50))
+        await engine.evict_kv(ctx, EvictSelector(0, 0))
         before = await engine.get_kv_summary(ctx)
         assert before.num_cold == 64
         without, whole = await engine.fork(ctx), await engine.fork(ctx)
