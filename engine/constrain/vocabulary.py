@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +50,10 @@ class Vocabulary:
     def bytes_of(self, token: int) -> bytes:
         """Of an id that a model may have beyond the vocabulary: nothing."""
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A character cut off at either end becomes the replacement character."""
+        return b"".join(map(self.bytes_of, token_ids)).decode("utf-8", "replace")
 
     @cached_property
     def special_names(self) -> dict[str, int]:

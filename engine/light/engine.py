@@ -67,10 +67,12 @@ class LightEngine:
     ) -> None:
         """``fetch_weights(None)`` gives the newest weights; without it the engine refuses to step
         until ``load_weights``: a restarted engine must never serve random weights.
-        ``text_of``: token ids to text, for ``engine.cold_router`` only.
+        ``text_of``: token ids to text, for ``engine.cold_router`` only; ``vocabulary`` does too.
         ``vocabulary``: for requests with stop_texts or a constraint, which are refused without.
         ``on_failure`` is told, on the engine's thread, when a bug or lack of memory ends it."""
         self.config = config or EngineConfig()
+        if text_of is None and vocabulary is not None:
+            text_of = vocabulary.text
         self._scheduler = Scheduler(model_config, self.config, text_of, vocabulary)
         self._constrainer = (
             None if vocabulary is None else Constrainer(vocabulary, model_config.vocab_size)

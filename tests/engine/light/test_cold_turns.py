@@ -16,6 +16,7 @@ import pytest
 
 from engine.bench.kv_recall import Fact, library, model_config, recall_weights, small_attention
 from engine.config import EngineConfig
+from engine.constrain.vocabulary import Vocabulary
 from engine.errors import CapacityError, NotSupportedError
 from engine.kvcache.config import ColdRouterConfig, HotZoneConfig, TierConfig
 from engine.light.engine import LightEngine
@@ -347,5 +348,9 @@ def test_what_cannot_be_replayed_is_refused(changes: dict[str, Any], words: str)
 
 
 def test_a_router_needs_a_text():
+    """A callable or a vocabulary."""
     with pytest.raises(ConfigError, match="without text_of"):
         LightEngine(MODEL, ROUTED)
+    words = Vocabulary(tuple(f"{name} ".encode() for name in TEXT.names), (TEXT.end,))
+    assert words.text(TEXT.facts[0].answer) == "343 706 657 END "
+    LightEngine(MODEL, ROUTED, vocabulary=words).close()
