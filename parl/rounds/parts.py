@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from engine.chat.renderer import KimiRenderer
@@ -16,12 +18,14 @@ from parl.rollout.settings import RolloutSettings
 from parl.rounds.jobs import JobMaker
 from parl.rounds.tasks import TaskSource
 from parl.sft.warm_start import WarmStart
+from reward_models.units import units_of
 from sandbox.catalog.base import Family
 from sandbox.catalog.registry import get_family
 from sandbox.check.folder_family import PREFIX, FolderFamily
 from sandbox.config import SandboxConfig
 from sandbox.pool import config_for
 from sandbox.proxied import check_proxy
+from sandbox.task import TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class RunParts:
             config.run.seed,
             config.rollout.num_prompts,
             config.tasks.min_tokens,
+            counted_units(family),
         )
         return RunParts(config, renderer, KimiChat(renderer, config.chat.system), family, tasks)
 
@@ -123,6 +128,19 @@ def sandbox_config(config: RunConfig, run_id: str = "") -> SandboxConfig:
             for name in ("memory_mib", "disk_mib", "cpus")
         }
     )
+
+
+def counted_units(family: Family) -> Callable[[TaskSpec], dict[str, float]] | None:
+    """Units of a task folder's own files, counted once a folder; shipped families say theirs."""
+    if not isinstance(family, FolderFamily):
+        return None
+
+    @cache
+    def count(folder: Path) -> dict[str, float]:
+        environment = folder / "environment"
+        return units_of(environment) if environment.is_dir() else {}
+
+    return lambda task: dict(count(family.folder(task)))
 
 
 def find_family(config: RunConfig) -> Family:

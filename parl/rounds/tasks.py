@@ -6,7 +6,7 @@ The cursor is the round index, so resume needs no memory: round r takes the inst
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,9 +37,10 @@ class TaskSource:
         seed: int,
         num_prompts: int,
         min_tokens: Mapping[str, int] | None = None,
+        units: Callable[[TaskSpec], dict[str, float]] | None = None,
     ) -> None:
         """``min_tokens`` by task type replaces the author's estimate, which depends on the
-        tokenizer."""
+        tokenizer. ``units`` counts the budget units of a task that says none."""
         unknown = sorted(set(mix) - set(family.task_types))
         if unknown:
             raise ConfigError(
@@ -52,6 +53,7 @@ class TaskSource:
         self._mix = dict(mix)
         self._seed = seed
         self._min_tokens = dict(min_tokens or {})
+        self._units = units or (lambda task: {})
         self.num_prompts = num_prompts
 
     def train(self, round_index: int) -> list[TaskSpec]:
@@ -73,7 +75,11 @@ class TaskSource:
             for position, task_type in enumerate(order)
         ]
         return [
-            replace(task, min_tokens=self._min_tokens.get(task.task_type, task.min_tokens))
+            replace(
+                task,
+                min_tokens=self._min_tokens.get(task.task_type, task.min_tokens),
+                budget_units=task.budget_units or self._units(task),
+            )
             for task in tasks
         ]
 

@@ -61,6 +61,10 @@ class FolderFamily:
         ordered = sorted(tasks, key=lambda spec: _draw(f"{seed}|{turn}|{spec.name}"))
         return ordered[place]
 
+    def folder(self, spec: TaskSpec) -> Path:
+        """Where one of this family's tasks lies."""
+        return self._folder_of[spec.name]
+
     def oracle(self, spec: TaskSpec) -> Oracle:
         """The author's solution."""
         script: Script = oracle_of(self._folder_of[spec.name], spec)

@@ -12,6 +12,7 @@ from parl.rounds.experiment import run_experiment
 from parl.rounds.machine import WARM_START
 from parl.rounds.reports import EvalReport, RoundReport, RunSummary
 from parl.store.store import Store
+from reward_models.episode import Outcome
 from tests.parl.rounds.world import Killed, Run, tiny_config
 
 SHORT = {
@@ -220,7 +221,7 @@ def test_a_round_nobody_can_score_is_an_error(resume_from: Callable[[int], Path]
         def unscored(phase: str, index: int):
             rows = load(phase, index)
             for row in rows:
-                row.outcome, row.correctness = type(row.outcome)("env_error"), None
+                row.outcome, row.correctness = Outcome.ENV_ERROR, None
             return rows
 
         run.store.load_trajectories = unscored
