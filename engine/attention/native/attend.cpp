@@ -118,11 +118,19 @@ class Best {
   std::vector<Scored> kept_;
 };
 
+// A block's scores, of which a group's heads share the largest.
+void offer_shared(const Scan& scan, int64_t heads, int64_t w, Best& best) {
+  float shared[kBlock];
+  std::copy(scan.scores(0), scan.scores(0) + kBlock, shared);
+  for (int64_t p = 1; p < heads; ++p)
+    for (int t = 0; t < kBlock; ++t) shared[t] = std::max(shared[t], scan.scores(p)[t]);
+  best.offer(shared, int32_t(w * kBlock));
+}
+
 std::vector<std::vector<int32_t>> scan_all(const Call& c) {
   const int64_t quads = c.dim / 4;
   std::vector<Best> best(c.groups, Best(std::min(c.candidates, c.num_warm * kBlock)));
   Scan scan(c.heads, c.dim);
-  std::vector<float> shared(kBlock);
   for (int64_t w = 0; w < c.num_warm; ++w) {
     const int64_t ahead = c.slots[std::min(w + 1, c.num_warm - 1)];
     for (int64_t g = 0; g < c.groups; ++g) {
@@ -132,10 +140,7 @@ std::vector<std::vector<int32_t>> scan_all(const Call& c) {
       prefetch(c.scale + (ahead * c.groups + g) * c.dim, 2 * c.dim);
       scan.block(c.q + g * c.heads * c.dim, c.top + at * quads * kBlock, c.minimum + at * c.dim,
                  c.scale + at * c.dim);
-      std::copy(scan.scores(0), scan.scores(0) + kBlock, shared.begin());
-      for (int64_t p = 1; p < c.heads; ++p)
-        for (int t = 0; t < kBlock; ++t) shared[t] = std::max(shared[t], scan.scores(p)[t]);
-      best[g].offer(shared.data(), int32_t(w * kBlock));
+      offer_shared(scan, c.heads, w, best[g]);
     }
   }
   std::vector<std::vector<int32_t>> places;
@@ -143,26 +148,67 @@ std::vector<std::vector<int32_t>> scan_all(const Call& c) {
   return places;
 }
 
-// Rows of `rows` from begin to end, read by all heads of a group.
-void read_rows(const Call& c, int64_t g, const Rows& keys, const Rows& values, int64_t begin,
-               int64_t end, Softmax& softmax) {
-  const float* q = c.q + g * c.heads * c.dim;
-  RowReader k(keys, g, c.dim), v(values, g, c.value_dim);
-  std::vector<float> logits(c.heads * kBlock);
-  for (int64_t at = begin; at < end; at += kBlock) {
-    const int n = int(std::min<int64_t>(kBlock, end - at));
-    score_rows(q, c.heads, c.dim, k.tile(at, n), n, logits.data());
-    softmax.absorb(logits.data(), v.tile(at, n), n);
+// The best warm tokens of one group: what scan_all finds, for rows that read together.
+std::vector<int32_t> scan_group(const Call& c, int64_t g) {
+  const int64_t quads = c.dim / 4;
+  Best best(std::min(c.candidates, c.num_warm * kBlock));
+  Scan scan(c.heads, c.dim);
+  for (int64_t w = 0; w < c.num_warm; ++w) {
+    const int64_t at = c.slots[w] * c.groups + g;
+    scan.block(c.q + g * c.heads * c.dim, c.top + at * quads * kBlock, c.minimum + at * c.dim,
+               c.scale + at * c.dim);
+    offer_shared(scan, c.heads, w, best);
+  }
+  return best.finish();
+}
+
+struct Span {
+  int64_t begin, end;
+};
+
+// Rows `spans[r]` of keys and values for query row r. Tiles of 32 begin at fixed places and a row
+// takes of each what it sees, so its sums do not depend on who reads with it.
+void read_rows(const Call* calls, int64_t g, const Rows& keys, const Rows& values,
+               const std::vector<Span>& spans, std::vector<Softmax>& softmax) {
+  const int64_t heads = calls->heads, dim = calls->dim;
+  int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
+  for (const Span& span : spans)
+    if (span.begin < span.end) {
+      first = std::min(first, span.begin / kBlock * kBlock);
+      last = std::max(last, span.end);
+    }
+  RowReader k(keys, g, dim), v(values, g, calls->value_dim);
+  std::vector<float> channels(dim * kBlock), logits(heads * kBlock), zeros(dim, 0.0f);
+  for (int64_t at = first; at < last; at += kBlock) {
+    const int n = int(std::min<int64_t>(kBlock, last - at));
+    const float* turned[kBlock];
+    const float* const* found = k.tile(at, n);
+    for (int i = 0; i < kBlock; ++i) turned[i] = i < n ? found[i] : zeros.data();
+    turn_rows(turned, dim, channels.data());
+    const float* const* rows = v.tile(at, n);
+    for (size_t r = 0; r < spans.size(); ++r) {
+      const int64_t begin = std::max<int64_t>(0, spans[r].begin - at);
+      const int64_t end = std::min<int64_t>(n, spans[r].end - at);
+      if (begin >= end) continue;
+      score_channels(calls[r].q + g * heads * dim, heads, dim, channels.data(), logits.data());
+      for (int64_t p = 0; p < heads; ++p)
+        std::fill_n(logits.begin() + p * kBlock, begin, kNothing);
+      softmax[r].absorb(logits.data(), rows, int(end));
+    }
   }
 }
 
-void read_warm_whole(const Call& c, int64_t g, Softmax& softmax) {
+void read_warm_whole(const Call* calls, int64_t g, std::vector<Softmax>& softmax) {
+  const Call& c = *calls;
   CodedReader coded(c, g);
   std::vector<float> logits(c.heads * kBlock);
   for (int64_t w = 0; w < c.num_warm; ++w) {
     coded.block(c.slots[w]);
-    coded.score(c.q + g * c.heads * c.dim, logits.data());
-    softmax.absorb(logits.data(), coded.values(), kBlock);
+    for (size_t r = 0; r < softmax.size(); ++r) {
+      score_channels(calls[r].q + g * c.heads * c.dim, c.heads, c.dim, coded.channels(),
+                     logits.data());
+      softmax[r].absorb(logits.data(), coded.values(), kBlock);
+    }
   }
 }
 
@@ -248,6 +294,33 @@ void read_retrieved(const Call& c, int64_t g, const std::vector<int32_t>& places
   }
 }
 
+// One group of `count` rows that see the same warm blocks. `places`: the candidates of the only
+// row, or null.
+void read_group(const Call* calls, int64_t count, int64_t g, const std::vector<int32_t>* places) {
+  const Call& c = calls[count - 1];
+  std::vector<Softmax> softmax(count, Softmax(c.heads, c.value_dim));
+  std::vector<Span> sink(count), hot(count);
+  for (int64_t r = 0; r < count; ++r) {
+    const Call& row = calls[r];
+    sink[r] = {0, row.sink_k.count};
+    const int64_t before = row.dense ? 0 : row.window_start - row.hot_start;
+    hot[r] = {std::max<int64_t>(0, before), row.hot_k.count};
+  }
+  read_rows(calls, g, c.sink_k, c.sink_v, sink, softmax);
+  if (c.dense) read_warm_whole(calls, g, softmax);
+  if (!c.dense && c.topk > 0)
+    for (int64_t r = 0; r < count; ++r)
+      read_retrieved(calls[r], g, places ? *places : scan_group(calls[r], g), softmax[r]);
+  read_rows(calls, g, c.hot_k, c.hot_v, hot, softmax);
+  for (int64_t r = 0; r < count; ++r)
+    softmax[r].finish(calls[r].out + g * c.heads * c.value_dim, calls[r].lse + g * c.heads);
+}
+
+bool read_together(const Call& a, const Call& b) {
+  return a.slots == b.slots && a.num_warm == b.num_warm && a.top == b.top && a.dense == b.dense &&
+         a.sink_k.data == b.sink_k.data && a.hot_k.data == b.hot_k.data;
+}
+
 }  // namespace
 
 extern "C" {
@@ -256,30 +329,29 @@ void parl_decode(const Call* call) {
   const Call& c = *call;
   std::vector<std::vector<int32_t>> places(c.groups);
   if (!c.dense && c.topk > 0) places = scan_all(c);
-  for (int64_t g = 0; g < c.groups; ++g) {
-    Softmax softmax(c.heads, c.value_dim);
-    read_rows(c, g, c.sink_k, c.sink_v, 0, c.sink_k.count, softmax);
-    if (c.dense) {
-      read_warm_whole(c, g, softmax);
-      read_rows(c, g, c.hot_k, c.hot_v, 0, c.hot_k.count, softmax);
-    } else {
-      if (c.topk > 0) read_retrieved(c, g, places[g], softmax);
-      read_rows(c, g, c.hot_k, c.hot_v, std::max<int64_t>(0, c.window_start - c.hot_start),
-                c.hot_k.count, softmax);
-    }
-    softmax.finish(c.out + g * c.heads * c.value_dim, c.lse + g * c.heads);
-  }
+  for (int64_t g = 0; g < c.groups; ++g) read_group(call, 1, g, &places[g]);
 }
 
-// Many rows, on several threads: each is the same work whoever does it and with whom.
+// Many rows, on several threads. Neighbours that share their blocks are read together: a tile of
+// keys is loaded, decoded and turned once for all of them. A row's bits are those of parl_decode.
 void parl_decode_rows(const Call* calls, int64_t count, int64_t num_threads) {
-  std::atomic<int64_t> next{0};
+  struct Part {
+    int64_t first, count, group;
+  };
+  std::vector<Part> parts;
+  for (int64_t first = 0, next; first < count; first = next) {
+    for (next = first + 1; next < count && read_together(calls[first], calls[next]);) ++next;
+    for (int64_t g = 0; g < calls[first].groups; ++g) parts.push_back({first, next - first, g});
+  }
+  std::atomic<size_t> taken{0};
   auto work = [&] {
-    for (int64_t i = next++; i < count; i = next++) parl_decode(calls + i);
+    for (size_t i = taken++; i < parts.size(); i = taken++)
+      read_group(calls + parts[i].first, parts[i].count, parts[i].group, nullptr);
   };
   std::vector<std::thread> others;
   try {
-    for (int64_t i = 1; i < std::min(num_threads, count); ++i) others.emplace_back(work);
+    const int64_t most = std::min<int64_t>(num_threads, int64_t(parts.size()));
+    for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
   } catch (const std::system_error&) {
     // no more threads to be had: the rows are done by those there are
   }
