@@ -45,7 +45,6 @@ class Constrainer:
             )
         self._vocabulary = vocabulary
         self._book = Symbols(vocabulary, model_vocab_size)
-        self._ends = frozenset(vocabulary.eos_ids)
         self._cache: OrderedDict[Constraint, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -53,6 +52,13 @@ class Constrainer:
         """Of a request with a constraint. ConstraintError when it cannot be compiled or no text of
         it can be ended."""
         assert request.constraint is not None, "asked for without a constraint"
+        eos_ids = self._vocabulary.eos_ids
+        words = set(request.stop_ids) - self._vocabulary.special_ids - set(eos_ids)
+        if words:
+            raise ConstraintError(
+                f"stop id {min(words)} is an ordinary token and would cut a constrained text; "
+                "leave it out, the text ends by itself"
+            )
         with self._lock:
             compiled = self._cache.get(request.constraint) or self._compile(request.constraint)
             if not compiled.depth and not self._fits(compiled, request.max_new_tokens):
@@ -62,9 +68,9 @@ class Constrainer:
             if len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
             tokens, symbols = compiled.tokens.deep_copy(), compiled.symbols.deep_copy()
-        ends = frozenset(self._vocabulary.eos_ids) | frozenset(request.stop_ids)
-        guide = Guide(tokens, symbols, self._book, compiled.hints, ends, list(compiled.ending))
-        return guide
+        # the caller says which of them it reads as an end
+        ends = tuple(end for end in eos_ids if end in request.stop_ids) or eos_ids
+        return Guide(tokens, symbols, self._book, compiled.hints, ends, list(compiled.ending))
 
     def _compile(self, constraint: Constraint) -> _Compiled:
         import llguidance
@@ -95,7 +101,7 @@ class Constrainer:
         """With an ending that the search of its depth finds, and that tokens can spell."""
         completer = Completer(compiled.symbols, compiled.hints)
         ending = completer.complete(limit, compiled.depth)
-        if ending is None or self._book.tokens_of(ending, self._ends) is None:
+        if ending is None or self._book.tokens_of(ending, self._vocabulary.eos_ids[0]) is None:
             return None
         return replace(compiled, ending=tuple(ending))
 
@@ -106,7 +112,7 @@ class Constrainer:
         return self._searched(deep, limit) or deep
 
     def _fits(self, compiled: _Compiled, num_tokens: int) -> bool:
-        path = self._book.tokens_of(compiled.ending, self._ends)
+        path = self._book.tokens_of(compiled.ending, self._vocabulary.eos_ids[0])
         return path is not None and len(path) <= num_tokens
 
 

@@ -88,7 +88,8 @@ def _regex(pattern: str) -> str:
 
     if not pattern:
         return '""'
-    return f"/{regex_to_lark(pattern)}/"
+    # \\d as people mean it, not every digit of Unicode
+    return f"/{regex_to_lark(pattern, use_ascii='d')}/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ _SILENT = frozenset(
 _COMBINE = ("anyOf", "oneOf", "allOf", "$ref")
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _LIMIT = 10**15
-_ANY = "parl any value"
+_ANY = "parl-any-value"
 _TO_ANY = {"$ref": f"#/$defs/{_ANY}"}
 
 MAX_DEPTH = 64
@@ -84,16 +84,16 @@ def parse_schema(text: str, where: str = "json_schema") -> Any:
 def prepared(schema: Any, where: str = "json_schema", closed: bool = False) -> dict[str, Any]:
     """``schema`` as the grammar needs it; ConstraintError names a keyword that is not supported,
     and its place."""
-    closed = closed and not _composes(schema)
+    composes = _composes(schema)
+    closed = closed and not composes
     ready = _prepared(schema, where, closed, 0)
-    ready = dict(ready) if ready else dict(_TO_ANY)
+    if ready is False:
+        raise ConstraintError(f"{where}: the schema is false, which no value meets")
     bounds = {"minimum": -_LIMIT, "maximum": _LIMIT}
-    anything = [
-        {"type": ["null", "boolean", "string"]},
-        {"type": "number", **bounds},
-        {"type": "array", "items": _TO_ANY},
-        {"type": "object", "additionalProperties": _TO_ANY},
-    ]
+    anything: list[Any] = [{"type": ["null", "boolean", "string"]}, {"type": "number", **bounds}]
+    if not composes:  # the library cannot intersect two schemas that refer to themselves
+        anything.append({"type": "array", "items": _TO_ANY})
+        anything.append({"type": "object", "additionalProperties": _TO_ANY})
     if _ANY in json.dumps(ready):
         ready["$defs"] = {**ready.get("$defs", {}), _ANY: {"anyOf": anything}}
     return ready

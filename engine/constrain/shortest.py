@@ -37,17 +37,27 @@ class Completer:
     matcher: Any
     hints: tuple[bytes, ...] = ()
 
-    def complete(self, limit: int, depth: int = 0) -> list[int] | None:
-        """Symbols from here to END, at most ``limit`` of them, or None when none were found."""
-        return self._descend(limit, depth)
+    def complete(self, limit: int, depth: int = 0, known: Sequence[int] = ()) -> list[int] | None:
+        """Symbols from here to END, at most ``limit`` of them, or None when none were found.
+        ``known``: an ending that may be in reach again a few symbols on; then it is taken."""
+        return self._descend(limit, depth, known)
 
-    def _descend(self, limit: int, depth: int) -> list[int] | None:
+    def ends(self, symbols: Sequence[int]) -> bool:
+        """Whether ``symbols``, END the last, are a way to the end from here."""
+        body = list(symbols[:-1])
+        if self.matcher.validate_tokens(body) < len(body):
+            return False
+        return self._ends_after(body)
+
+    def _descend(self, limit: int, depth: int, known: Sequence[int] = ()) -> list[int] | None:
         matcher = self.matcher
         taken: list[int] = []
         try:
             while len(taken) < limit:
                 if matcher.is_accepting():
                     return [*taken, END]
+                if known and len(taken) + len(known) <= limit and self.ends(known):
+                    return [*taken, *known]
                 step = forced(matcher) or self._choose(limit - len(taken), depth)
                 consumed = matcher.try_consume_tokens(step)
                 taken += step[:consumed]
@@ -87,7 +97,11 @@ class Completer:
         accepting = matcher.is_accepting()
         after = mask if accepting else np.frombuffer(matcher.compute_bitmask(), np.uint8)
         matcher.rollback(1)
-        changed = accepting or not np.array_equal(after, mask)
+        # the half of a character or escape changes the mask and leads back to where it began
+        is_half = symbol == 0x5C or 0x80 <= symbol < END
+        # } and ] outside of strings, where the level above may allow the same as this one
+        ends_level = symbol in (0x7D, 0x5D) and not mask[0x22 >> 3] >> (0x22 & 7) & 1
+        changed = accepting or ends_level or not (is_half or np.array_equal(after, mask))
         closes = accepting or bool((after[:32] & _CLOSERS).any())
         return (not accepting, not changed, not closes, _RANK.get(symbol, len(_RANK) + symbol))
 
@@ -102,6 +116,8 @@ class Completer:
         return []
 
     def _ends_after(self, symbols: list[int]) -> bool:
+        if not symbols:
+            return self.matcher.is_accepting()
         self.matcher.consume_tokens(symbols)
         accepting = self.matcher.is_accepting()
         self.matcher.rollback(len(symbols))

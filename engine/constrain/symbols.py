@@ -79,8 +79,9 @@ class Symbols:
     def _longest(self) -> int:
         return max(map(len, self._by_bytes), default=1)
 
-    def tokens_of(self, symbols: Sequence[int], end_ids: frozenset[int]) -> list[int] | None:
-        """The fewest tokens that spell ``symbols``; None where bytes have no token."""
+    def tokens_of(self, symbols: Sequence[int], end_id: int) -> list[int] | None:
+        """The fewest tokens that spell ``symbols``, ``end_id`` for END; None where bytes have no
+        token."""
         tokens: list[int] = []
         text = bytearray()
         for symbol in symbols:
@@ -92,7 +93,7 @@ class Symbols:
                 return None
             tokens += spelled
             text.clear()
-            tokens.append(min(end_ids) if symbol == END else self._ids[symbol])
+            tokens.append(end_id if symbol == END else self._ids[symbol])
         rest = self._spelled(bytes(text))
         return None if rest is None else tokens + rest
 

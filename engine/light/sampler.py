@@ -71,8 +71,8 @@ def check_sampling(params: Sampling, vocab_size: int | None = None) -> None:
         )
     if params.seed is not None and not 0 <= params.seed < 1 << 64:
         raise InvalidStateError(f"sampling seed {params.seed}: expected 0 <= seed < 2**64, or None")
-    for token, _ in params.logit_bias if vocab_size is not None else ():
-        if not 0 <= token < vocab_size:
+    for token, _ in params.logit_bias:
+        if vocab_size is not None and not 0 <= token < vocab_size:
             raise InvalidStateError(
                 f"logit_bias names token {token}, expected an id below {vocab_size}"
             )

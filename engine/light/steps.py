@@ -126,7 +126,7 @@ class Steps:
             request,
             call.future,
             length,
-            stop_ids if call.guide is None else call.guide.end_ids,
+            stop_ids if call.guide is None else stop_ids | call.guide.end_ids,
             epoch,
             rules=self._rules(context, call),
             guide=call.guide,
