@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from engine.kvcache.layout import CacheLayout
+from engine.kvcache.config import BLOCK
+from engine.kvcache.layout import CacheLayout, HeldBytes
 from engine.kvcache.ops import CacheOps
 from engine.kvcache.pools import Device, FullPool, WarmPool
 
@@ -45,6 +46,17 @@ class DeviceTiers:
         return (full.num_blocks - full.num_free) * self.full.slot_nbytes + (
             warm.num_blocks - warm.num_free
         ) * self.warm.slot_nbytes
+
+    def held_bytes(self, cold: int) -> HeldBytes:
+        """``used_bytes`` by tier, with ``cold`` bytes elsewhere."""
+        full, warm = self.full.slots, self.warm.slots
+        num_warm = warm.num_blocks - warm.num_free
+        return HeldBytes(
+            hot=(full.num_blocks - full.num_free) * self.full.slot_nbytes,
+            warm=num_warm * self.warm.slot_nbytes,
+            cold=cold,
+            warm_bf16=self.warm.layout.bf16_bytes(num_warm * BLOCK),
+        )
 
     def twin(self, full: int) -> int | None:
         """Warm slot with the codes of a full slot."""

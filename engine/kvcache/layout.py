@@ -52,6 +52,17 @@ class TierBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """What all contexts hold, shared blocks once. ``warm_bf16``: the warm blocks' keys and values
+    in bf16, so that 1 - warm / warm_bf16 is what their codes save."""
+
+    hot: int
+    warm: int = 0
+    cold: int = 0
+    warm_bf16: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CacheLayout:
     """Sizes of one model's cache. ``full_bytes``: of a number in full precision."""
 

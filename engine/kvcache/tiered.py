@@ -33,7 +33,7 @@ from engine.kvcache.cold import ColdTier
 from engine.kvcache.config import TierConfig
 from engine.kvcache.device import DeviceTiers
 from engine.kvcache.eviction import evict_blocks, make_room
-from engine.kvcache.layout import CacheLayout
+from engine.kvcache.layout import CacheLayout, HeldBytes
 from engine.kvcache.pools import Device
 from engine.kvcache.prefix import model_hash
 from engine.kvcache.quantise import BLOCK
@@ -92,6 +92,11 @@ class TieredKV:
         """Of slots in use, counted once however many contexts share them."""
         with self._changed:
             return self.device.used_bytes
+
+    def held_bytes(self) -> HeldBytes:
+        """By tier; what is cold lies in host memory or on disk."""
+        with self._changed:
+            return self.device.held_bytes(self.host_bytes + self.disk_bytes)
 
     @property
     def host_bytes(self) -> int:

@@ -21,6 +21,7 @@ from engine.errors import (
     InvalidStateError,
     NotSupportedError,
 )
+from engine.kvcache.layout import HeldBytes
 from engine.light.context import Context
 from engine.light.draws import check_key
 from engine.light.rows import CacheRows, Plan
@@ -141,6 +142,10 @@ class ContextTable(ABC):
     @property
     @abstractmethod
     def total_bytes(self) -> int: ...
+
+    def held_bytes(self) -> HeldBytes:
+        """``used_bytes`` by tier; one tier here."""
+        return HeldBytes(self.used_bytes)
 
     @abstractmethod
     def fork(self, parent: Context, child: ContextId, policy: ContextPolicy | None) -> None:

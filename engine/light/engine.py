@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -120,7 +120,9 @@ class LightEngine:
             undo=lambda: self._scheduler.cancel(request.ctx),
         )
 
-    async def stream_step(self, request: StepRequest) -> AsyncIterator[StepDelta | StepResult]:
+    async def stream_step(
+        self, request: StepRequest
+    ) -> AsyncGenerator[StepDelta | StepResult, None]:
         """Deltas as they come, those that came together as one; then the result. Closing early
         cancels the step."""
         made = time.monotonic()
@@ -293,7 +295,7 @@ class LightEngine:
             future.set_exception(lost)
 
     def _info(self) -> EngineInfo:
-        usage = self._scheduler.usage()
+        usage, held = self._scheduler.usage(), self._scheduler.contexts.held_bytes()
         capabilities = {"logprobs", "experts", "fork", "evict", "draws", "kv_summary", "stream"}
         capabilities |= {"sampling", "deadline"}
         if not self._has_experts:
@@ -315,6 +317,10 @@ class LightEngine:
             num_contexts=usage.num_contexts,
             kv_bytes_used=usage.kv_bytes_used,
             kv_bytes_total=usage.kv_bytes_total,
+            kv_hot_bytes=held.hot,
+            kv_warm_bytes=held.warm,
+            kv_cold_bytes=held.cold,
+            kv_warm_bf16_bytes=held.warm_bf16,
         )
 
 

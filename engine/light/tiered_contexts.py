@@ -17,6 +17,7 @@ import numpy as np
 from engine.attention.retrieve import selection_width
 from engine.config import EngineConfig
 from engine.errors import BlockCorrupt, CapacityError, EngineError
+from engine.kvcache.layout import HeldBytes
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import State, warm_end
@@ -85,6 +86,9 @@ class TieredTable(ContextTable):
     @property
     def total_bytes(self) -> int:
         return self._kv.allocated_bytes
+
+    def held_bytes(self) -> HeldBytes:
+        return self._kv.held_bytes()
 
     def fork(self, parent: Context, child: ContextId, policy: ContextPolicy | None) -> None:
         """Every block is shared; who writes to a shared one first gets a copy."""

@@ -222,7 +222,11 @@ class WeightSet:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Capabilities and state; ``weight_version`` is -1 until weights are loaded."""
+    """Capabilities and state; ``weight_version`` is -1 until weights are loaded.
+
+    ``kv_bytes_used`` is what hot and warm tiers hold on the device; ``kv_cold_bytes`` lie in host
+    memory or on disk. ``kv_warm_bf16_bytes``: the warm tokens' keys and values in bf16.
+    """
 
     engine: str
     mri_version: str
@@ -234,3 +238,7 @@ class EngineInfo:
     num_contexts: int = 0
     kv_bytes_used: int = 0
     kv_bytes_total: int = 0
+    kv_hot_bytes: int = 0
+    kv_warm_bytes: int = 0
+    kv_cold_bytes: int = 0
+    kv_warm_bf16_bytes: int = 0

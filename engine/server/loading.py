@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.chat.base import Tokenizer
@@ -57,16 +58,15 @@ def load(config: ServeConfig) -> Loaded:
         engine_config,
         fetch_weights=lambda version: weights,
         vocabulary=vocabulary,
-        text_of=tokenizer.decode,
     )
-    routed = _routed(engine, shape, engine_config, config.router)
-    return Loaded(routed, tokenizer, vocabulary, chat, engine.close, lambda: _gauges(routed))
+    routed, fixed = _routed(engine, shape, engine_config, config.router)
+    return Loaded(routed, tokenizer, vocabulary, chat, engine.close, lambda: _gauges(routed, fixed))
 
 
 def _routed(
     engine: LightEngine, shape: ModelConfig, config: EngineConfig, router: RouterConfig
-) -> RoutedRuntime:
-    """Steps wait for their turn; what does not fit is told so at once."""
+) -> tuple[RoutedRuntime, dict[str, float]]:
+    """Steps wait for their turn; what does not fit is told so at once. Gauges that stay."""
     profile = shape.attention.profile if shape.attention.mode == "hybrid" else "full"
     layout = CacheLayout.of(shape, profile)
     tiers = config.tiers
@@ -83,12 +83,17 @@ def _routed(
         pool += config.num_warm_blocks * layout.warm_block_bytes
     else:
         pool = pool * config.block_size // BLOCK
-    return RoutedRuntime(engine, router, kv_bytes=kv_bytes, kv_bytes_total=pool)
+    return RoutedRuntime(engine, router, kv_bytes=kv_bytes, kv_bytes_total=pool), {
+        "warm_compression_expected": 1 - layout.warm_block_bytes / layout.bf16_bytes(BLOCK)
+        if layout.warm_block_bytes
+        else 0.0,
+    }
 
 
-def _gauges(routed: RoutedRuntime) -> dict[str, float]:
+def _gauges(routed: RoutedRuntime, fixed: Mapping[str, float]) -> dict[str, float]:
     state = routed.state()
     return {
+        **fixed,
         "queue_depth": state.waiting,
         "queue_room": state.room,
         "steps_running": state.running,

@@ -124,7 +124,7 @@ class Service:
     def events(self, jobs: Sequence[Job], began: float) -> AsyncIterator[Event]:
         """The answers to all jobs of a request, measured. Close it (aclosing)."""
         events = generate(self.runtime, jobs, self.config.limits.max_drafts)
-        return self.metrics.timed(events, sum(len(job.prompt_ids) for job in jobs), began)
+        return self.metrics.timed(events, jobs, began)
 
     async def exposition(self) -> bytes:
         """Prometheus' text."""

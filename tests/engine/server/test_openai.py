@@ -277,6 +277,10 @@ def test_metrics_count(server: LocalServer):
     assert server.metric("k25_inter_token_seconds_count") > 0
     assert server.metric("k25_weight_version") == 7
     assert server.metric("k25_contexts") == 0
+    server.chat(max_tokens=1, n=3)
+    assert 0 < server.metric("k25_prefix_hit_ratio") < 1
+    for name in ("k25_kv_hot_bytes", "k25_kv_warm_bytes", "k25_kv_cold_bytes"):
+        assert f"\n{name} " in server.client.get("/metrics").text
 
 
 def test_keys_and_limits():
