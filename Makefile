@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox clean bubblewrap postgresql docker smollm2 \
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox evidence-engines clean bubblewrap postgresql docker smollm2 \
 	slow-tests docker-tests
 
 help: ## this list
@@ -76,6 +76,10 @@ evidence-loop: $(INSTALLED) bubblewrap ## kill sweep, three seeds, control run; 
 
 evidence-sandbox: $(INSTALLED) bubblewrap docker ## kills of driver, worker and proxy, time bars, attacks; resumes where it stopped
 	@$(BIN)/python -m parl.bench.sandbox_evidence $(EVIDENCE_ARGS)
+
+evidence-engines: $(INSTALLED) ## the MRI contract against every engine, real vLLM and Triton included; resumes where it stopped
+	@scripts/engine-venvs.sh
+	$(BIN)/python -m engine.bench.engines_evidence $(EVIDENCE_ARGS)
 
 bubblewrap:
 	@scripts/system-package.sh bwrap bubblewrap

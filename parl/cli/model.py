@@ -172,6 +172,28 @@ def upcycle(
         typer.echo(note)
 
 
+@app.command("export-triton")
+def export_triton(
+    model: Annotated[Path, typer.Argument(help="Hub folder.")],
+    repository: Annotated[Path, typer.Argument(help="Model repository to write into.")],
+    max_context: Annotated[int, typer.Option(help="Tokens a context may hold.", min=1)] = 512,
+    max_contexts: Annotated[int, typer.Option(help="Contexts open at once.", min=1)] = 1024,
+    link: Annotated[
+        bool, typer.Option("--link", help="Point to the hub folder instead of copying it.")
+    ] = False,
+) -> None:
+    """Write a model repository for Triton Inference Server: MRI over KServe v2."""
+    from engine.adapters.triton_export import export_repository
+    from engine.config import EngineConfig
+
+    config = EngineConfig(max_context=max_context, max_contexts=max_contexts)
+    folder = export_repository(model, repository, config, link=link)
+    typer.echo(
+        f"wrote {folder}; serve it with tritonserver --model-repository={repository}, where this "
+        "package can be imported (docs/adapters.md)"
+    )
+
+
 def _config_of(model: str) -> tuple[ModelConfig, str]:
     """(config, "BF16 x 12, INT4 x 300"); the second is empty where there are no tensors."""
     import difflib
