@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,11 @@ from engine.kvcache.paged import ROWS
 from engine.light.paged_contexts import PagedRows
 from engine.light.row_check import check_row_bits
 from engine.light.rows import CacheRows, Reads
+from engine.light.sampler import Drawn, RowRules, draw, is_plain
 from engine.model.config import ModelConfig
 from engine.model.model import PolicyModel
 from engine.model.ops import FastOps, RowOps, TiledOps, pad_rows
-from engine.runtime.types import WeightSet
+from engine.runtime.types import Sampling, WeightSet
 from engine.runtime.weights import verify_weight_set
 
 
@@ -55,6 +56,16 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, batch: RowBatch) -> BatchOutput: ...
+
+    def draw(
+        self,
+        logits: np.ndarray,
+        uniforms: np.ndarray,
+        params: Sequence[Sampling],
+        rules: Sequence[RowRules | None],
+    ) -> Drawn:
+        """engine.light.sampler.draw."""
+        return draw(logits, uniforms, params, rules)
 
     @property
     @abstractmethod
@@ -174,6 +185,21 @@ class NativeRunner(Runner):
         )
         experts = np.zeros((len(bad), 0, self._model_config.num_experts_per_tok), np.int16)
         return BatchOutput(logits, experts, bad if bad.any() else None, None)
+
+    def draw(
+        self,
+        logits: np.ndarray,
+        uniforms: np.ndarray,
+        params: Sequence[Sampling],
+        rules: Sequence[RowRules | None],
+    ) -> Drawn:
+        """Natively where no row has more than a temperature: numpy takes a millisecond for 49,152
+        tokens, half a step of 4-bit weights."""
+        if not all(map(is_plain, params, rules)):
+            return draw(logits, uniforms, params, rules)
+        temperatures = np.array([p.temperature for p in params])
+        ids, logprobs = self.native.draw(logits, uniforms, temperatures)
+        return Drawn(ids, logprobs, [None] * len(ids))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ subtracted once, frequency once for each time the token was sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,6 +50,10 @@ class Drawn(NamedTuple):
     tops: list[Alternatives | None]
 
 
+DrawRows = Callable[[np.ndarray, np.ndarray, Sequence[Sampling], Sequence[RowRules | None]], Drawn]
+"""``draw``, or what does the same."""
+
+
 def check_sampling(params: Sampling, vocab_size: int | None = None) -> None:
     """InvalidStateError for a setting that names no distribution."""
     # written so that NaN fails
@@ -76,6 +80,17 @@ def check_sampling(params: Sampling, vocab_size: int | None = None) -> None:
             raise InvalidStateError(
                 f"logit_bias names token {token}, expected an id below {vocab_size}"
             )
+
+
+def is_plain(params: Sampling, rules: RowRules | None) -> bool:
+    """Nothing but a temperature stands between logits and the distribution."""
+    return (
+        rules is None
+        and not params.logit_bias
+        and not params.top_k
+        and params.top_p >= 1.0
+        and params.min_p <= 0.0
+    )
 
 
 def has_penalties(params: Sampling) -> bool:

@@ -65,7 +65,9 @@ class Scheduler:
         self._epoch = 0
         self._num_batches = 0
         self._num_begun = 0
-        self._steps = Steps(model_config.vocab_size, config.max_context, config.seed, vocabulary)
+        self._steps = Steps(
+            model_config.vocab_size, config.max_context, config.seed, vocabulary, self._runner.draw
+        )
         self._deadline = math.inf
         """The next one of a running step, or earlier."""
 
@@ -186,7 +188,9 @@ class Scheduler:
         healthy = [i for i, context in enumerate(sampling) if context.step is not None]
         if healthy:
             chosen = [sampling[i] for i in healthy]
-            for context, reason in self._steps.sample(chosen, output.logits[healthy]):
+            # indexing copies some MB
+            logits = output.logits if len(healthy) == len(sampling) else output.logits[healthy]
+            for context, reason in self._steps.sample(chosen, logits):
                 self._finish(context, reason)
         for context, _ in plan:
             if context.forks and not context.num_prefill:

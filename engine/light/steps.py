@@ -23,6 +23,7 @@ from engine.light.draws import uniforms
 from engine.light.sampler import (
     MAX_ALTERNATIVES,
     Alternatives,
+    DrawRows,
     RowRules,
     check_sampling,
     draw,
@@ -80,12 +81,19 @@ class Steps:
     """Begins steps and samples for them. Single-threaded."""
 
     def __init__(
-        self, vocab_size: int, max_context: int, seed: int, vocabulary: Vocabulary | None
+        self,
+        vocab_size: int,
+        max_context: int,
+        seed: int,
+        vocabulary: Vocabulary | None,
+        draw: DrawRows = draw,
     ) -> None:
+        """``draw`` is the sampler's, or the runner's that is faster at plain rows."""
         self._vocab_size = vocab_size
         self._max_context = max_context
         self._seed = seed
         self._vocabulary = vocabulary
+        self._draw = draw
         self._num_unseeded = 0
 
     def check(self, request: StepRequest) -> None:
@@ -159,7 +167,7 @@ class Steps:
         u = uniforms(keys, [len(context.tokens) for context in contexts])
         for context, step in zip(contexts, steps, strict=True):
             self._constrain(context, step)
-        drawn = draw(
+        drawn = self._draw(
             logits, u, [step.request.sampling for step in steps], [step.rules for step in steps]
         )
         ended: list[tuple[Context, FinishReason]] = []

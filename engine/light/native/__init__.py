@@ -25,7 +25,10 @@ from engine.model.rope import RotaryTable
 
 log = structlog.get_logger(__name__)
 
-SOURCES = ("step.cpp", "team.inc", "pack.inc", "product.inc", "rows.inc", "model.inc")
+SOURCES = (
+    *("step.cpp", "team.inc", "pack.inc", "product.inc", "rows.inc", "draw.inc", "model.inc"),
+    "walk.inc",
+)
 _FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "avx512vbmi")
 _OPTIONS = (
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-w"),
@@ -35,7 +38,7 @@ _CPU = frozenset(
     {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi", "bmi2", "f16c"}
 )
 FORMATS = ("float32", "bfloat16", "int8", "int4")
-PARTS = ("qkv", "attention", "o_proj", "gate_up", "down", "lm_head", "rest")
+PARTS: tuple[str, ...] = ("qkv", "attention", "o_proj", "gate_up", "down", "lm_head", "rest")
 _MOST_DIM = 256
 
 
@@ -210,6 +213,19 @@ class NativeModel:
         step.seconds = _address(self._seconds)
         self._lib.parl_model_step(self._handle, ctypes.byref(step))
         return self._logits[:count], bad
+
+    def draw(
+        self, logits: np.ndarray, uniforms: np.ndarray, temperatures: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """engine.light.sampler.sample without truncation: logits fp32 [M, V], uniforms and
+        temperatures fp64 [M] -> (ids int32 [M], logprobs fp32 [M])."""
+        count = len(logits)
+        ids, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
+        logits = np.ascontiguousarray(logits)
+        given = [np.ascontiguousarray(x, np.float64) for x in (uniforms, temperatures)]
+        places = [ctypes.c_void_p(_address(x)) for x in (logits, *given, ids, logprobs)]
+        self._lib.parl_draw(self._handle, ctypes.c_int64(count), *places)
+        return ids, logprobs
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds by part since the last call."""

@@ -7,7 +7,9 @@
 //   pack.inc     weights in panels: fp32, bf16, int8, int4
 //   product.inc  a panel times rows
 //   rows.inc     norm, rotation, cache, attention
+//   draw.inc     a token from logits
 //   model.inc    memory of weights and rows
+//   walk.inc     the phases of a step
 
 #include <immintrin.h>
 #include <sys/mman.h>
@@ -29,12 +31,14 @@ namespace {
 
 constexpr int64_t kMostDim = 256;
 constexpr int kMostHeads = 4;  // queries that share one reading of the cache
+constexpr int64_t kPartsPerThread = 4;  // of the contexts, when there are fewer heads to attend to
 constexpr int64_t kSerialRows = 4;  // up to so many rows, norms and rotations are a phase's tail
 
 #include "team.inc"
 #include "pack.inc"
 #include "product.inc"
 #include "rows.inc"
+#include "draw.inc"
 
 }  // namespace
 
@@ -62,208 +66,7 @@ struct Step {
 namespace {
 
 #include "model.inc"
-
-// One thread's way through a step; all threads walk through the same phases.
-class Walk {
- public:
-  Walk(Model& model, const Step& step, int thread)
-      : m_(model), s_(model.shape), step_(step), mine_(model.scratch[thread]), thread_(thread),
-        serial_(step.rows <= kSerialRows), last_(Clock::now()) {}
-
-  void run() {
-    m_.team.each(step_.rows, 4, [&](int64_t row) { enter(row); }, [] {});
-    mark(kRest);
-    for (int64_t layer = 0; layer < s_.layers; layer++) {
-      attention(layer);
-      ffn(layer);
-    }
-    head();
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  void mark(Part part) {
-    if (thread_ != 0) return;
-    auto now = Clock::now();
-    step_.seconds[part] += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-  }
-
-  Cache cache(int64_t layer) const {
-    return {(void*)step_.keys[layer], (void*)step_.values[layer], s_.groups, s_.dim,
-            step_.block_size, step_.cache_is_bf16 != 0};
-  }
-
-  bool normalise(const std::vector<float>& weight, int64_t row) {
-    return norm_row(m_.x.get() + row * s_.hidden, weight.data(), s_.hidden, float(s_.eps),
-                    m_.normed.get() + row * m_.hidden_stride * m_.item, m_.is_fp32);
-  }
-
-  void enter(int64_t row) {
-    std::memcpy(m_.x.get() + row * s_.hidden, m_.table + step_.ids[row] * s_.hidden,
-                s_.hidden * sizeof(float));
-    normalise(m_.layers[0].attention_norm, row);
-  }
-
-  // a product of all rows: done(panel, first row, count, tile), then after(row) for every row
-  template <class Done, class After>
-  void product(const Matrix& m, const Buffer<uint8_t>& in, int64_t stride, Done done, After after) {
-    int64_t rows = step_.rows;
-    multiply_all(m, in, stride, rows, done, [&] {
-      if (serial_)
-        for (int64_t row = 0; row < rows; row++) after(row);
-    });
-    if (!serial_) m_.team.each(rows, 4, after, [] {});
-  }
-
-  template <class Done, class Tail>
-  void multiply_all(const Matrix& m, const Buffer<uint8_t>& in, int64_t stride, int64_t rows,
-                    Done done, Tail tail) {
-    int64_t chunk = std::clamp<int64_t>(m.panels() / (m_.team.size() * 12), 1, 64);
-    m_.team.each(
-        rows ? m.panels() : 0, chunk,
-        [&](int64_t i) {
-          multiply(m, i, {in.get(), stride}, rows, mine_.panel.get(),
-                   [&](int64_t row, int64_t count, const float* tile) { done(i, row, count, tile); });
-        },
-        tail);
-  }
-
-  void attention(int64_t layer) {
-    const Layer& l = m_.layers[layer];
-    auto keep = [&](int64_t i, int64_t row, int64_t count, const float* tile) {
-      for (int64_t r = 0; r < count; r++)
-        std::memcpy(m_.qkv.get() + (row + r) * m_.qkv_stride + i * kPanel, tile + r * kPanel,
-                    kPanel * sizeof(float));
-    };
-    product(l.qkv, m_.normed, m_.hidden_stride, keep, [&](int64_t row) { place(row, layer); });
-    mark(kQkv);
-    m_.team.each(step_.rows * s_.groups, 1, [&](int64_t i) { attend(i, layer); }, [] {});
-    mark(kAttention);
-    product(
-        l.output, m_.attended, m_.attended_stride,
-        [&](int64_t i, int64_t row, int64_t count, const float* tile) { add(i, row, count, tile); },
-        [&](int64_t row) { normalise(l.ffn_norm, row); });
-    mark(kOutput);
-  }
-
-  void ffn(int64_t layer) {
-    const Layer& l = m_.layers[layer];
-    bool is_last = layer + 1 == s_.layers;
-    const std::vector<float>& next = is_last ? m_.norm : m_.layers[layer + 1].attention_norm;
-    multiply_all(
-        l.gate_up, m_.normed, m_.hidden_stride, step_.rows,
-        [&](int64_t i, int64_t row, int64_t count, const float* tile) {
-          for (int64_t r = 0; r < count; r++) gate(i, row + r, tile + r * kPanel);
-        },
-        [] {});
-    mark(kGateUp);
-    product(
-        l.down, m_.middle, m_.middle_stride,
-        [&](int64_t i, int64_t row, int64_t count, const float* tile) { add(i, row, count, tile); },
-        [&](int64_t row) {
-          bool finite = normalise(next, row);
-          if (is_last) step_.bad[row] = !finite;
-        });
-    mark(kDown);
-  }
-
-  // silu(gate) * up of 16 columns
-  void gate(int64_t i, int64_t row, const float* tile) {
-    __m512 g = _mm512_load_ps(tile), up = _mm512_load_ps(tile + 16);
-    __m512 e = exp_lanes(_mm512_sub_ps(_mm512_setzero_ps(), g));
-    __m512 silu = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-    store_input(m_.middle.get(), m_.is_fp32, row * m_.middle_stride + i * 16,
-                _mm512_mul_ps(silu, up), 0xffff);
-  }
-
-  void add(int64_t i, int64_t row, int64_t count, const float* tile) {
-    int64_t columns = std::min(kPanel, s_.hidden - i * kPanel);
-    for (int64_t r = 0; r < count; r++) {
-      float* x = m_.x.get() + (row + r) * s_.hidden + i * kPanel;
-      for (int64_t c = 0; c < columns; c++) x[c] += tile[r * kPanel + c];
-    }
-  }
-
-  // rotate a row's queries and keys and put keys and values into the cache
-  void place(int64_t row, int64_t layer) {
-    Cache kv = cache(layer);
-    float* q = m_.qkv.get() + row * m_.qkv_stride;
-    int64_t position = step_.positions[row], half = s_.dim / 2;
-    const float *cos = s_.cos + position * half, *sin = s_.sin + position * half;
-    float scale = 1 / std::sqrt(float(s_.dim));
-    for (int64_t h = 0; h < s_.heads; h++)
-      rotate(q + h * s_.dim, cos, sin, s_.dim, s_.interleaved, scale);
-    int64_t block = step_.tables[row * step_.width + position / kv.size];
-    for (int64_t g = 0; g < s_.groups; g++) {
-      float *k = q + (s_.heads + g) * s_.dim, *v = k + s_.groups * s_.dim;
-      rotate(k, cos, sin, s_.dim, s_.interleaved, 1);
-      kv.write(block, g, position % kv.size, k, v);
-    }
-  }
-
-  // a row and a key-value head
-  void attend(int64_t index, int64_t layer) {
-    int64_t row = index / s_.groups, group = index % s_.groups, repeat = s_.heads / s_.groups;
-    Cache kv = cache(layer);
-    for (int64_t first = 0; first < repeat; first += kMostHeads) {
-      int64_t count = std::min<int64_t>(kMostHeads, repeat - first), head = group * repeat + first;
-      const float* q[kMostHeads];
-      Running run;
-      run.out = mine_.out.get();
-      std::memset(run.out, 0, count * s_.dim * sizeof(float));
-      for (int64_t h = 0; h < count; h++) {
-        q[h] = m_.qkv.get() + row * m_.qkv_stride + (head + h) * s_.dim;
-        run.most[h] = -std::numeric_limits<float>::infinity();
-        run.sum[h] = 0;
-      }
-      attend_heads(kv, step_.tables + row * step_.width, group, q, count, 0,
-                   step_.positions[row] + 1, run);
-      for (int64_t h = 0; h < count; h++) {
-        __m512 scale = _mm512_set1_ps(1 / run.sum[h]);
-        int64_t at = row * m_.attended_stride + (head + h) * s_.dim;
-        for (int64_t d = 0; d < s_.dim; d += 16)
-          store_input(m_.attended.get(), m_.is_fp32, at + d,
-                      _mm512_mul_ps(_mm512_loadu_ps(run.out + h * s_.dim + d), scale), 0xffff);
-      }
-    }
-  }
-
-  void head() {
-    int64_t bytes = m_.hidden_stride * m_.item;
-    m_.team.each(
-        step_.sampled, 4,
-        [&](int64_t i) {
-          std::memcpy(m_.picked.get() + i * bytes, m_.normed.get() + step_.wanted[i] * bytes, bytes);
-        },
-        [] {});
-    multiply_all(
-        m_.head, m_.picked, m_.hidden_stride, step_.sampled,
-        [&](int64_t i, int64_t row, int64_t count, const float* tile) {
-          int64_t columns = std::min(kPanel, s_.vocab - i * kPanel);
-          for (int64_t r = 0; r < count; r++) {
-            const float* from = tile + r * kPanel;
-            std::memcpy(step_.logits + (row + r) * s_.vocab + i * kPanel, from,
-                        columns * sizeof(float));
-            // x - x is NaN where x is not finite
-            __m512 a = _mm512_load_ps(from), b = _mm512_load_ps(from + 16);
-            __m512 c = _mm512_sub_ps(a, a), d = _mm512_sub_ps(b, b);
-            if (_mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q)) step_.bad[step_.wanted[row + r]] = 1;
-          }
-        },
-        [] {});
-    mark(kHead);
-  }
-
-  Model& m_;
-  const Shape& s_;
-  const Step& step_;
-  Scratch& mine_;
-  const int thread_;
-  const bool serial_;
-  Clock::time_point last_;
-};
+#include "walk.inc"
 
 // A matrix made of rows of one or two sources, panel by panel
 template <class RowOf>
@@ -337,6 +140,22 @@ void parl_model_ends(Model* model, const float* table, const float* head, const 
 
 void parl_model_step(Model* model, const Step* step) {
   model->team.run([&](int thread) { Walk(*model, *step, thread).run(); });
+}
+
+// A token of each row of softmax(logits / temperature), or the likeliest at temperature 0: the first
+// whose cumulative weight passes uniform * total. logprob of what was sampled from.
+void parl_draw(Model* model, int64_t rows, const float* logits, const double* uniforms,
+               const double* temperatures, int32_t* ids, float* logprobs) {
+  int64_t vocab = model->shape.vocab;
+  model->team.run([&](int) {
+    model->team.each(
+        rows, 1,
+        [&](int64_t row) {
+          Draw drawn = draw_row(logits + row * vocab, vocab, uniforms[row], temperatures[row]);
+          ids[row] = int32_t(drawn.id), logprobs[row] = drawn.logprob;
+        },
+        [] {});
+  });
 }
 
 // GB/s at which the team reads the packed weights: the bound of a step
