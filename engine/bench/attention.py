@@ -168,8 +168,7 @@ def main() -> None:
     if not options.no_latency:
         sys.stdout.write("\n".join(latency(shape, options.repeats)) + "\n")
     for text in filter(None, options.prefill.split(",") if reason is None else []):
-        # no dense stretch: what sparse reading costs at every length
-        lines = prefill(shape, int(text), options.repeats, HybridConfig(dense_below=0))
+        lines = prefill(shape, int(text), options.repeats)
         sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
     sys.stdout.write("\n".join(memory(shape)) + "\n")

@@ -83,6 +83,46 @@ def query_tile(q, rows, known, channel, inside, factor, D: tl.constexpr):
 
 
 @triton.jit
+def query_rows(R: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Of program axis 0, tiles of R rows each: which R they are of, the rows [BLOCK_R] of this
+    tile counted over all, and which of them there are."""
+    tiles = (R + BLOCK_R - 1) // BLOCK_R
+    pid = tl.program_id(0).to(tl.int64)
+    which = pid // tiles
+    member = (pid % tiles) * BLOCK_R + tl.arange(0, BLOCK_R)
+    return which, which * R + member, member < R
+
+
+@triton.jit
+def queries(
+    q,
+    rows,
+    known,
+    factor,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    LATENT: tl.constexpr,
+):
+    """``query`` and ``rest`` of attend_tile."""
+    channel = tl.arange(0, BLOCK_D)
+    query = query_tile(q, rows, known, channel, channel < (V if LATENT else D), factor, D)
+    rest = query
+    if LATENT:
+        beyond = V + tl.arange(0, BLOCK_P)
+        rest = query_tile(q, rows, known, beyond, beyond < D, factor, D)
+    return query, rest
+
+
+@triton.jit
+def nothing_seen(BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr):
+    """A running softmax at its start: peak, total, out."""
+    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    return peak, tl.zeros([BLOCK_R], tl.float32), tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+
+
+@triton.jit
 def key_tile(
     keys,
     row,

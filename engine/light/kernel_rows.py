@@ -118,4 +118,5 @@ class KernelRows(HybridRows):
             chosen = self._selections[part, layer]
             chosen.copy_(step.selected.view(chosen.shape))
         if self._bad:
-            out[: len(self._owners)][np.isin(self._owners, list(self._bad))] = torch.nan
+            bad = np.flatnonzero(np.isin(self._owners, list(self._bad)))
+            out[torch.from_numpy(bad).to(out.device)] = torch.nan

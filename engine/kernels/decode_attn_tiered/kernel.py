@@ -6,6 +6,9 @@ How keys are split depends on a context's own length alone, so a row's bits do n
 else is in the batch: splits beyond its own see nothing and add exact zeros.
 """
 
+# constants of kernels are typed as if only constexpr could be passed
+# pyright: reportArgumentType=false
+
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +23,7 @@ from engine.kernels.launch import (
 )
 from engine.kernels.lse_merge.kernel import lse_merge_triton
 from engine.kernels.tiered import TieredLayer
-from engine.kernels.tiled import attend_tile, query_tile, store_rows
+from engine.kernels.tiled import attend_tile, nothing_seen, queries, query_rows, store_rows
 
 
 @triton.jit
@@ -51,31 +54,19 @@ def decode_attn_kernel(
     LATENT: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    tiles = (R + BLOCK_R - 1) // BLOCK_R
-    pid = tl.program_id(0).to(tl.int64)
-    pair = pid // tiles
+    pair, row, known = query_rows(R, BLOCK_R)
     n, head = pair // G, pair % G
     split = tl.program_id(1)
     length = tl.load(lengths + n).to(tl.int32)
     start = tl.load(starts + n).to(tl.int32)
-    member = (pid % tiles) * BLOCK_R + tl.arange(0, BLOCK_R)
-    known = member < R
-    row = pair * R + member
     token = tl.arange(0, 32)
-    channel = tl.arange(0, BLOCK_D)
-    query = query_tile(q, row, known, channel, channel < (V if LATENT else D), factor, D)
-    rest = query
-    if LATENT:
-        beyond = V + tl.arange(0, BLOCK_P)
-        rest = query_tile(q, row, known, beyond, beyond < D, factor, D)
+    query, rest = queries(q, row, known, factor, D, V, BLOCK_D, BLOCK_P, LATENT)
 
     # visible blocks: the sink, then first .. the last one
     first = tl.maximum(start, 32) // 32
     count = tl.minimum((length + 31) // 32, 1) + tl.maximum((length + 31) // 32 - first, 0)
     share = tl.maximum((count + SPLITS - 1) // SPLITS, SMALLEST)
-    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
-    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    peak, total, acc = nothing_seen(BLOCK_R, BLOCK_V)
     for m in range(split * share, tl.minimum(split * share + share, count)):
         j = tl.where(m == 0, 0, first + m - 1)
         slot = tl.load(table + n * width + j).to(tl.int64) * G + head

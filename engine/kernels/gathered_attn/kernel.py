@@ -1,6 +1,9 @@
 """Attention over chosen positions: one program a list, for the query heads that share it, 16 of
 them where the layer is latent."""
 
+# constants of kernels are typed as if only constexpr could be passed
+# pyright: reportArgumentType=false
+
 import torch
 import triton
 import triton.language as tl
@@ -8,7 +11,16 @@ from torch import Tensor
 
 from engine.kernels.launch import dot_mode, launch, padded
 from engine.kernels.tiered import LATENT_ROWS, TieredLayer
-from engine.kernels.tiled import attend_tile, dot, key_tile, query_tile, store_rows
+from engine.kernels.tiled import (
+    attend_tile,
+    dot,
+    key_tile,
+    nothing_seen,
+    queries,
+    query_rows,
+    query_tile,
+    store_rows,
+)
 
 SCORED_CHANNELS = 128
 """Channels of a key that are scored at a time: those of latent layers are many."""
@@ -51,23 +63,11 @@ def gathered_attn_kernel(
     LATENT: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    tiles = (R + BLOCK_R - 1) // BLOCK_R
-    pid = tl.program_id(0).to(tl.int64)
-    which = pid // tiles
+    which, row, known = query_rows(R, BLOCK_R)
     n, head = which // H, (which % H) // (H // G)
-    member = (pid % tiles) * BLOCK_R + tl.arange(0, BLOCK_R)
-    known = member < R
-    row = which * R + member
     token = tl.arange(0, 32)
-    channel = tl.arange(0, BLOCK_D)
-    query = query_tile(q, row, known, channel, channel < (V if LATENT else D), factor, D)
-    rest = query
-    if LATENT:
-        beyond = V + tl.arange(0, BLOCK_P)
-        rest = query_tile(q, row, known, beyond, beyond < D, factor, D)
-    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
-    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    query, rest = queries(q, row, known, factor, D, V, BLOCK_D, BLOCK_P, LATENT)
+    peak, total, acc = nothing_seen(BLOCK_R, BLOCK_V)
     for begin in range(0, count, 32):
         at = which * count + begin + token
         slot, tier, offset = find(
@@ -99,13 +99,8 @@ def gathered_scores_kernel(
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    tiles = (R + BLOCK_R - 1) // BLOCK_R
-    pid = tl.program_id(0).to(tl.int64)
-    which = pid // tiles
+    which, row, known = query_rows(R, BLOCK_R)
     n, head = which // H, (which % H) // (H // G)
-    member = (pid % tiles) * BLOCK_R + tl.arange(0, BLOCK_R)
-    known = member < R
-    row = which * R + member
     token = tl.arange(0, 32)
     begin = tl.program_id(1) * 32
     listed = begin + token < count

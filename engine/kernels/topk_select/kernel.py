@@ -5,6 +5,9 @@ then the position, inverted so that the lower one is the larger number. Comparin
 breaks ties by position and makes the result independent of how tiles are cut.
 """
 
+# tl.max is typed as if it might return a pair
+# pyright: reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl
