@@ -22,7 +22,7 @@ from engine.attention.summary import Summaries, means_of
 from engine.attention.summary_adapters import AnchorAdapters, MeanAdapters
 from engine.kvcache.quantise import BLOCK
 
-STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """Ridge penalties that are tried, as shares of the features' own second moment times N."""
 _OWN = 0.1
 """Penalty on a block's key for leaving its mean, as a share of the queries' mean energy."""

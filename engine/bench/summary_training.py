@@ -35,7 +35,7 @@ from engine.kvcache.router.encoder import HashingEncoder, SummaryEncoder, check_
 from engine.model.model import PolicyModel
 from engine.model.summaries import geometry_of
 
-MAP_RATE, BIAS_RATE, GATE_RATE = 5e-4, 2e-3, 3e-2
+MAP_RATE, BIAS_RATE, GATE_RATE = 2e-4, 1e-3, 0.1
 """Adam's steps: features are about 1, so a map moves its output by some hundred times its rate."""
 
 

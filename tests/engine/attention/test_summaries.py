@@ -188,7 +188,9 @@ def test_an_encoder_of_another_dimension_is_refused(tmp_path: Path):
     """The dimension is read from the encoder and checked before anything is summarised."""
 
     class Wider(HashingEncoder):
-        name = "hashing-64"
+        @property
+        def name(self) -> str:
+            return "hashing-64"
 
     path = tmp_path / "anchor.safetensors"
     save_adapters(AnchorAdapters(GEOMETRY, "hashing-64", 64, 16), path, "abc")
