@@ -4,7 +4,7 @@ A turn's new tokens may ask for cold blocks (engine.kvcache.turns): those are fe
 the first of these tokens, and the last one sampled, is computed. A context that is computed again
 moves its blocks as it did before, at the same lengths. Both stop a context's rows at a position
 (``Context.pause``) that depends on its tokens and earlier turns alone, so bits do not depend on
-when or in which pieces it is computed.
+when or in which pieces it is computed. A turn ends where a step or a fork begins.
 """
 
 from __future__ import annotations
