@@ -44,6 +44,10 @@ class EngineConfig(ConfigModel):
     deterministic: bool = True
     """Row bits independent of batch, slot and chunking: every matrix product runs in tiles of 32
     rows, checked on this machine at start. False lets the library pick kernels by batch size."""
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    """Who computes routed experts and, in hybrid attention, writes and reads the cache: triton
+    (engine.kernels), or torch and native code. auto: triton where the model lies on a GPU, torch
+    elsewhere. On a CPU triton means its interpreter, for tests: TRITON_INTERPRET=1."""
     seed: int = Field(default=0, ge=0, lt=2**64)
     """Seeds the draws of contexts whose policy names none."""
     compute: Literal["exact", "auto", "fast"] = "exact"

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import WeightsError
+from engine.kernels.dispatch import runs_triton
 from engine.kvcache.paged import ROWS
 from engine.light.paged_contexts import PagedRows
 from engine.light.row_check import check_row_bits
@@ -125,7 +126,7 @@ class ModelRunner(Runner):
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
         super().__init__(model_config)
         self.model = PolicyModel(model_config).eval()
-        self._ops: RowOps = TiledOps() if config.deterministic else FastOps()
+        self._ops = _row_ops(config, self.model.norm.weight)
         if config.deterministic:
             check_row_bits(self.model, self._ops, config.block_size, config.max_rows)
 
@@ -227,3 +228,13 @@ def settled(model_config: ModelConfig, config: EngineConfig) -> EngineConfig:
 
 def _shapes(model: PolicyModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _row_ops(config: EngineConfig, weight: torch.Tensor) -> RowOps:
+    """NotSupportedError when kernels are asked for and cannot run where ``weight`` lies."""
+    ops: RowOps = TiledOps() if config.deterministic else FastOps()
+    if not runs_triton(config.kernels, weight):
+        return ops
+    from engine.kernels.serving import KernelOps
+
+    return KernelOps(ops)
