@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,10 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from engine.config import EngineConfig
+from engine.constrain.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError
 from engine.light.engine import LightEngine
+from engine.light.stream import joined
 from engine.model.config import ModelConfig
 from engine.runtime.types import (
     ContextId,
@@ -34,6 +36,7 @@ from engine.runtime.types import (
     KVSummary,
     RewarmPolicy,
     RewarmResult,
+    StepDelta,
     StepRequest,
     StepResult,
     WeightSet,
@@ -83,6 +86,7 @@ class EngineActor:
         announce: Callable[[int], None] | None = None,
         num_threads: int = 1,
         text_of: Callable[[Sequence[int]], str] | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         """``fetch_weights()`` None = nothing was published yet: no step before ``load_weights``.
         ``announce(pid)`` is called once the engine can answer. ``text_of``: see LightEngine."""
@@ -93,6 +97,7 @@ class EngineActor:
             config,
             fetch_weights=None if weights is None else lambda _: weights,
             text_of=text_of,
+            vocabulary=vocabulary,
             on_failure=_end_process,
         )
         self._mailboxes: dict[Client, _Mailbox] = {}
@@ -143,7 +148,11 @@ class EngineActor:
         call_id, verb, arguments = call
         answer: Answer
         try:
-            value = await self._verb(verb, arguments)
+            value: Any
+            if verb == "stream":
+                value = await self._stream(mailbox, call_id, *arguments)
+            else:
+                value = await self._verb(verb, arguments)
             answer = (call_id, value, None)
             if verb in ("init_context", "fork"):
                 mailbox.contexts.add(value)
@@ -157,6 +166,19 @@ class EngineActor:
         if call_id != NO_REPLY:
             mailbox.answers.append(answer)
             mailbox.ready.set()
+
+    async def _stream(
+        self, mailbox: _Mailbox, call_id: int, observed: list[int], request: StepRequest
+    ) -> StepResult:
+        """Deltas are answers like any other: those that are ready travel in one message."""
+        if observed:
+            await self._engine.append(request.ctx, observed)
+        async for part in self._engine.stream_step(request):
+            if isinstance(part, StepResult):
+                return part
+            mailbox.answers.append((call_id, part, None))
+            mailbox.ready.set()
+        raise EngineError("stream_step ended without a result; a bug")
 
     async def _verb(self, verb: str, arguments: tuple[Any, ...]) -> Any:
         match verb, arguments:
@@ -233,6 +255,8 @@ class RemoteRuntime:
         self._ids = itertools.count()
         self._outbox: list[Call] = []
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, asyncio.Queue[StepDelta | None]] = {}
+        """Deltas of streamed steps; None = the call has ended."""
         self._orphans: set[int] = set()
         """Calls that open a context nobody waits for any more."""
         self._observed: dict[ContextId, list[int]] = {}
@@ -257,6 +281,35 @@ class RemoteRuntime:
 
     async def forward_step(self, request: StepRequest) -> StepResult:
         return await self._ask("step", self._observed.pop(request.ctx, []), request)
+
+    async def stream_step(
+        self, request: StepRequest
+    ) -> AsyncGenerator[StepDelta | StepResult, None]:
+        """Deltas as they come, those that came together as one; then the result. Closing early
+        cancels the step. Waits at most ``timeout_s`` for the next part."""
+        arguments = (self._observed.pop(request.ctx, []), request)
+        call_id, future = self._begin("stream", arguments)
+        parts = self._streams[call_id] = asyncio.Queue()
+        future.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    ready = [await parts.get()]
+                while not parts.empty():
+                    ready.append(parts.get_nowait())
+                deltas = [delta for delta in ready if delta is not None]
+                if deltas:
+                    yield joined(deltas)
+                if future.done():
+                    break
+            yield future.result()
+        except TimeoutError:
+            raise self._late("stream_step") from None
+        finally:
+            if not future.done():
+                self._abandon(call_id, "stream", arguments)
+            self._pending.pop(call_id, None)
+            del self._streams[call_id]
 
     async def cancel(self, ctx: ContextId) -> None:
         await self._ask("cancel", ctx)
@@ -320,10 +373,7 @@ class RemoteRuntime:
             await self._ask("append", ctx, observed)
 
     async def _ask(self, verb: str, *arguments: Any) -> Any:
-        call_id = next(self._ids)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[call_id] = future
-        self._post((call_id, verb, arguments))
+        call_id, future = self._begin(verb, arguments)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await future
@@ -336,6 +386,13 @@ class RemoteRuntime:
         finally:
             self._pending.pop(call_id, None)
 
+    def _begin(self, verb: str, arguments: tuple[Any, ...]) -> tuple[int, asyncio.Future[Any]]:
+        call_id = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[call_id] = future
+        self._post((call_id, verb, arguments))
+        return call_id, future
+
     def _late(self, verb: str) -> EngineError:
         return EngineError(
             f"{verb}: client {self._client[0]} waited {self._timeout_s:g} s for its engine actor, "
@@ -344,7 +401,7 @@ class RemoteRuntime:
 
     def _abandon(self, call_id: int, verb: str, arguments: tuple[Any, ...]) -> None:
         """End what the engine does for a caller that left."""
-        if verb == "step":
+        if verb in ("step", "stream"):
             self._post((NO_REPLY, "cancel", (arguments[1].ctx,)))
         elif verb in ("init_context", "fork"):
             self._orphans.add(call_id)
@@ -381,6 +438,10 @@ class RemoteRuntime:
                 await self._recover(error)
                 continue
             for call_id, value, failure in answers:
+                if isinstance(value, StepDelta):
+                    if call_id in self._streams:  # else its caller closed the stream
+                        self._streams[call_id].put_nowait(value)
+                    continue
                 if call_id in self._orphans:
                     self._orphans.discard(call_id)
                     if failure is None:

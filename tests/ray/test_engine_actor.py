@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -17,10 +18,17 @@ import pytest
 import ray
 
 from engine.actors import RemoteRuntime, start_engine
-from engine.errors import ContextLost, EngineError, WeightsError
+from engine.errors import ContextLost, EngineError, InvalidStateError, WeightsError
 from engine.runtime.conformance import ModelRuntimeContract
-from engine.runtime.protocol import ModelRuntime
-from engine.runtime.types import ContextPolicy, DrawKey, StepRequest, WeightSet
+from engine.runtime.protocol import ModelRuntime, Streaming
+from engine.runtime.types import (
+    ContextPolicy,
+    DrawKey,
+    StepDelta,
+    StepRequest,
+    StepResult,
+    WeightSet,
+)
 from infra.cluster.connect import ClusterHandle
 from tests.engine.tiny import ENGINE, MODEL, make_engine, make_weights
 
@@ -112,6 +120,55 @@ def test_same_bits_as_in_process(served: Served):
     np.testing.assert_array_equal(here.logprobs, there.logprobs)
     assert here.experts is not None and there.experts is not None
     np.testing.assert_array_equal(here.experts, there.experts)
+
+
+def test_streams_cross(served: Served):
+    """Deltas add up to the result, which is that of forward_step; beside a caller that does not
+    stream, both over one client."""
+
+    async def check() -> None:
+        runtime = RemoteRuntime(served.actor)
+        assert isinstance(runtime, Streaming)
+        first, second = [await runtime.init_context(PROMPT, POLICY) for _ in range(2)]
+        await runtime.append(first, [4, 5])
+        await runtime.append(second, [4, 5])
+        whole = asyncio.create_task(runtime.forward_step(StepRequest(first, 30, num_logprobs=2)))
+        deltas: list[StepDelta] = []
+        result: StepResult | None = None
+        async for part in runtime.stream_step(StepRequest(second, 30, num_logprobs=2)):
+            assert result is None
+            if isinstance(part, StepResult):
+                result = part
+            else:
+                deltas.append(part)
+        assert result is not None
+        expected = await whole
+        for name in ("token_ids", "logprobs", "top_ids", "top_logprobs"):
+            told = np.concatenate([getattr(delta, name) for delta in deltas])
+            np.testing.assert_array_equal(told, getattr(result, name))
+            np.testing.assert_array_equal(told, getattr(expected, name))
+        for ctx in (first, second):
+            await runtime.release(ctx)
+
+    asyncio.run(check())
+
+
+def test_a_closed_stream_ends_its_step_in_the_engine(served: Served):
+    """The next call for the context finds it idle; a typed error comes out of a stream as it is."""
+
+    async def check() -> None:
+        runtime = RemoteRuntime(served.actor)
+        ctx = await runtime.init_context(PROMPT, POLICY)
+        async with contextlib.aclosing(runtime.stream_step(StepRequest(ctx, 150))) as stream:
+            assert isinstance(await anext(stream), StepDelta)
+        rest = await runtime.forward_step(StepRequest(ctx, 1))
+        assert rest.start < len(PROMPT) + 150
+        with pytest.raises(InvalidStateError, match="max_new_tokens=0"):
+            async for _ in runtime.stream_step(StepRequest(ctx, 0)):
+                pass
+        await runtime.release(ctx)
+
+    asyncio.run(check())
 
 
 def test_typed_errors_cross_as_one_line(served: Served):
