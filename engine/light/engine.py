@@ -295,7 +295,7 @@ class LightEngine:
             future.set_exception(lost)
 
     def _info(self) -> EngineInfo:
-        usage = self._scheduler.usage()
+        usage, held = self._scheduler.usage(), self._scheduler.contexts.held_bytes()
         capabilities = {"logprobs", "experts", "fork", "evict", "draws", "kv_summary", "stream"}
         capabilities |= {"sampling", "deadline"}
         if not self._has_experts:
@@ -317,6 +317,10 @@ class LightEngine:
             num_contexts=usage.num_contexts,
             kv_bytes_used=usage.kv_bytes_used,
             kv_bytes_total=usage.kv_bytes_total,
+            kv_hot_bytes=held.hot,
+            kv_warm_bytes=held.warm,
+            kv_cold_bytes=held.cold,
+            kv_warm_bf16_bytes=held.warm_bf16,
         )
 
 
