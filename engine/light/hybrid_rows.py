@@ -27,6 +27,7 @@ from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import Tier, warm_end
 from engine.light.block_summaries import BlockSummaries
 from engine.light.hot_watch import HotWatch
+from engine.light.learnt_indices import LearntIndices
 from engine.light.rows import Reads
 
 WAVE_BYTES = 32 << 20
@@ -139,6 +140,7 @@ class HybridRows:
         report_codes: bool = False,
         watch: HotWatch | None = None,
         summaries: BlockSummaries | None = None,
+        indices: LearntIndices | None = None,
     ) -> None:
         """``batch``: contexts with rising positions, without a gap; selection_shape: layers, G,
         P | 1, K."""
@@ -155,6 +157,7 @@ class HybridRows:
         self._runs = list(self._all_runs())
         self._watch = watch
         self._summaries = summaries
+        self._indices = indices
         self._newest = {run.owner: run for run in self._runs}
         last = self._runs[-1]
         num_rows = last.row + last.count
@@ -282,9 +285,10 @@ class HybridRows:
             coded = warm_pool.values[layer] if warm_pool.values else None
             warm = WarmBlocks(warm_pool.keys[layer], coded, run.warm_blocks, run.warm_slots)
         config, selections = self._config, self._selections
+        name = self._batch[run.owner][0]
+        index = None if self._indices is None else self._indices.index(name, layer)
         made = None
         if self._summaries is not None:
-            name = self._batch[run.owner][0]
             made = self._summaries.summaries(name, layer, run.hot_start // BLOCK)
             # nothing is coded yet: without any, the call must not ask for some
             config = config if made else config.model_copy(update={"summary_weight": 0.0})
@@ -293,7 +297,7 @@ class HybridRows:
                 # torch may round by where rows lie: side by side, from the start of their memory
                 sink_k, sink_v, hot_k, hot_v = (part.contiguous() for part in parts)
                 view = LayerView(length, sink_k, sink_v, hot_k, hot_v, warm)
-                done = attend_hybrid(scaled[row], view, config, scale=1.0, summaries=made)
+                done = attend_hybrid(scaled[row], view, config, index, 1.0, made)
                 found, selected = done.out, done.selected
             else:
                 view = LayerView(length, *parts, warm)

@@ -27,6 +27,7 @@ from engine.light.context import Context
 from engine.light.contexts import ContextTable
 from engine.light.hot_watch import HotWatch
 from engine.light.hybrid_rows import HybridRows, through_torch
+from engine.light.learnt_indices import LearntIndices
 from engine.light.rows import Plan
 from engine.light.turn_starts import TurnStarts, serve_all
 from engine.model.config import ModelConfig
@@ -67,6 +68,7 @@ class TieredTable(ContextTable):
         self._through_torch = through_torch(kv, model_config.attention.hybrid)
         self._report_codes = config.report_codes and kv.config.profile != "full"
         self._summaries = BlockSummaries.of(model_config)
+        self._indices = LearntIndices.of(model_config.attention.hybrid)
         self._promised: Slots = (0, 0)
         self._loading: set[ContextId] = set()
         """Contexts with cold blocks on their way back."""
@@ -238,6 +240,7 @@ class TieredTable(ContextTable):
             self._report_codes,
             self.watch,
             self._summaries,
+            self._indices,
         )
         for context, _ in plan:
             context.shares_tail = False
@@ -254,6 +257,8 @@ class TieredTable(ContextTable):
         self._turns.begin(context, 0)
 
     def _closed(self, context: Context) -> None:
+        if self._indices is not None:
+            self._indices.forget(context.id)
         self._loading.discard(context.id)
         self._turns.forget(context)
         if self.watch is not None:
@@ -274,17 +279,25 @@ class TieredTable(ContextTable):
                 length = 0
             self._kv.truncate(context.id, length)
             self._turns.cut(context, length)
-            _forget_codes(context, length)
+            self._forget_codes(context, length)
             held = length
         context.todo = list(range(held, len(context.tokens)))
 
     def _drop(self, context: Context) -> None:
         self._kv.truncate(context.id, 0)
         self._turns.cut(context, 0)
-        _forget_codes(context, 0)
+        self._forget_codes(context, 0)
         self._loading.discard(context.id)
         context.shares_tail = False
         context.todo = list(range(len(context.tokens)))
+
+    def _forget_codes(self, context: Context, length: int) -> None:
+        """Of blocks that do not lie in the first ``length`` tokens: they are made again."""
+        if context.codes is not None:
+            kept = {b: codes for b, codes in context.codes.items() if BLOCK * (b + 1) <= length}
+            context.codes = kept
+        if self._indices is not None:
+            self._indices.forget(context.id)
 
     def _look_after_loads(self, ctx: ContextId) -> None:
         """Blocks that were lost on their way are computed again, with all the others."""
@@ -345,13 +358,6 @@ class TieredTable(ContextTable):
             f"{pools.full.slots.num_blocks} and {warm} of {pools.warm.slots.num_blocks} free; "
             "release contexts or raise engine.num_blocks and engine.num_warm_blocks"
         )
-
-
-def _forget_codes(context: Context, length: int) -> None:
-    """Of blocks that do not lie in the first ``length`` tokens: they are made again."""
-    if context.codes is not None:
-        kept = {b: codes for b, codes in context.codes.items() if BLOCK * (b + 1) <= length}
-        context.codes = kept
 
 
 def _held(context: Context) -> int:

@@ -192,6 +192,29 @@ def test_rebuilt_after_evict(alone: Trace, start: int, kept: int):
     run(rebuilt).check(alone)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("index", ["int8", "mean"])
+def test_an_index_that_learns_forgets_what_was_dropped(index: str):
+    """Kept between steps, shared by no fork, learnt again after eviction: the bits of a context
+    that was computed at once."""
+    model = hybrid(hybrid={"index": index})
+    alone = Trace.of(alone_in(model))
+
+    async def disturbed(engine: LightEngine) -> Trace:
+        ctx = await engine.init_context(PROMPT[:100], policy(5))
+        other = await engine.fork(ctx, policy(6))
+        await engine.forward_step(StepRequest(other, 40))
+        await engine.append(ctx, PROMPT[100:])
+        child = await engine.fork(ctx)
+        await engine.release(other)
+        first = await engine.forward_step(StepRequest(child, 20))
+        await engine.append(child, OBSERVED)
+        await engine.evict_kv(child, EvictSelector(40, 42))
+        return Trace.of([first, await engine.forward_step(StepRequest(child, 20))])
+
+    run(disturbed, model).check(alone)
+
+
 def test_rebuilt_in_another_engine(alone: Trace):
     """Given the tokens of the first turn it goes on as the lost one would have."""
 
@@ -266,10 +289,12 @@ def test_a_hot_zone_longer_than_the_context_is_full_attention():
                 LATENT,
                 hybrid(profile="k8v4", hybrid={"topk_shared": True}),
                 hybrid(hybrid={"dense_below": 130, "topk_unit": "block", "topk": 2}),
+                hybrid(hybrid={"index": "int8"}),
+                hybrid(hybrid={"index": "mean"}),
             )
         ),
     ],
-    ids=["token", "latent", "shared-k8v4", "dense-block"],
+    ids=["token", "latent", "shared-k8v4", "dense-block", "int8", "mean"],
 )
 def test_the_sequence_forward_is_the_engines(model: ModelConfig, replay: bool):
     """attend_sequence over the whole context, as a learner would: 1e-4, and the same choices."""
