@@ -190,7 +190,8 @@ class Scheduler:
             chosen = [sampling[i] for i in healthy]
             # indexing copies some MB
             logits = output.logits if len(healthy) == len(sampling) else output.logits[healthy]
-            for context, reason in self._steps.sample(chosen, logits):
+            version = self._runner.weight_version
+            for context, reason in self._steps.sample(chosen, logits, version):
                 self._finish(context, reason)
         for context, _ in plan:
             if context.forks and not context.num_prefill:

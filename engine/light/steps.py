@@ -159,9 +159,10 @@ class Steps:
         return rules
 
     def sample(
-        self, contexts: Sequence[Context], logits: np.ndarray
+        self, contexts: Sequence[Context], logits: np.ndarray, weight_version: int
     ) -> list[tuple[Context, FinishReason]]:
-        """A token for each context; logits float32 [len(contexts), V]. Those whose step it ends."""
+        """A token for each context; logits float32 [len(contexts), V] of these weights. Those whose
+        step it ends."""
         steps = [context.step for context in contexts if context.step is not None]
         keys = [self._key(context, step) for context, step in zip(contexts, steps, strict=True)]
         u = uniforms(keys, [len(context.tokens) for context in contexts])
@@ -185,7 +186,7 @@ class Steps:
             if top is not None:
                 step.tops.append(top)
             if step.listener is not None:
-                step.listener(_delta(token, logprob, top))
+                step.listener(_delta(token, logprob, top, weight_version))
             reason = self._end(context, step, token)
             if reason is not None:
                 ended.append((context, reason))
@@ -255,12 +256,13 @@ def _count(rules: RowRules, token: int) -> None:
         rules.counts[token] += 1
 
 
-def _delta(token: int, logprob: float, top: Alternatives | None) -> StepDelta:
+def _delta(token: int, logprob: float, top: Alternatives | None, weight_version: int) -> StepDelta:
     return StepDelta(
         np.array([token], np.int32),
         np.array([logprob], np.float32),
         None if top is None else top.ids[None],
         None if top is None else top.logprobs[None],
+        weight_version,
     )
 
 

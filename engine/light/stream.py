@@ -58,4 +58,5 @@ def joined(deltas: Sequence[StepDelta]) -> StepDelta:
         np.concatenate([d.logprobs for d in deltas]),
         np.concatenate(tops) if tops else None,
         np.concatenate(top_logprobs) if top_logprobs else None,
+        deltas[0].weight_version,
     )

@@ -21,6 +21,7 @@ from engine.server.errors import ApiError, ErrorAnswer, answer_to
 from engine.server.gate import Gate, record_of
 from engine.server.models import health_router, model_router
 from engine.server.service import Service
+from engine.server.wire import ChatBody, CompletionBody
 from infra.errors import ParlError
 
 log = structlog.get_logger(__name__)
@@ -55,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(open_router)
     _add_errors(app, [route for router in (app, *keyed, open_router) for route in router.routes])
     app.add_middleware(Gate, service=service)
-    _document(app)
+    _document(app, service)
     return app
 
 
@@ -150,17 +151,24 @@ def _methods(request: Request, routes: list[BaseRoute]) -> list[str]:
     return sorted({method for route in matching for method in route.methods or ()})
 
 
-def _document(app: FastAPI) -> None:
-    """FastAPI documents 422 for every body; a body that is not valid is OpenAI's 400 here."""
+def _document(app: FastAPI, service: Service) -> None:
+    """FastAPI documents 422 for every body; a body that is not valid is OpenAI's 400 here. The
+    document names the models of this server."""
     describe = app.openapi
+    names = [service.config.name, *service.config.model.aliases]
 
     def openapi() -> dict[str, Any]:
         document = describe()
         for methods in document["paths"].values():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
+        schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(name, None)
+            schemas.pop(name, None)
+        for name in (ChatBody.__name__, CompletionBody.__name__):
+            schemas[name]["properties"]["model"] = {"type": "string", "enum": names}
+            for example in schemas[name]["examples"]:
+                example["model"] = names[0]
         return document
 
     app.openapi = openapi

@@ -42,7 +42,7 @@ def model_router(service: Service) -> APIRouter:
     @router.get(
         "/models/{model}",
         response_model=ModelCard,
-        responses=errors(401, 404, 500, 503),
+        responses=errors(400, 401, 404, 500, 503),
         summary="One of them.",
     )
     async def get_model(

@@ -190,6 +190,8 @@ tokenizer = "bytes"
 name = "tiny"
 [listen]
 port = 0
+[limits]
+default_max_tokens = 8
 [engine]
 max_context = 2048
 num_blocks = 1024

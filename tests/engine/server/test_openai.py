@@ -56,6 +56,8 @@ def test_headers_name_request_and_weights(server: LocalServer):
     answer = server.client.post(CHAT, json=body, headers=headers)
     assert (answer.headers["x-request-id"], answer.headers["x-weight-version"]) == ("mine-1", "7")
     assert server.client.get("/v1/models").headers["x-request-id"].startswith("req_")
+    with server.client.stream("POST", CHAT, json={**body, "stream": True}) as stream:
+        assert stream.headers["x-weight-version"] == "7"
 
 
 @pytest.mark.parametrize("kind", ["server", "chatml"])
