@@ -2,13 +2,15 @@
 
 Shapes: N rows, A query heads, G key-value heads, P = A / G, D key size, V value size, K far tokens
 a head. A row reads what its position decides, in the order of positions, with the same calls
-whatever else is in the batch: that is what keeps its bits.
+whatever else is in the batch: that is what keeps its bits. Compiled code reads neighbours together,
+on torch's number of threads, and gives each the bits that it has alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -173,15 +175,26 @@ class HybridRows:
             self._summaries.learn(layer, self._kv, self._step)
         self._mark_bad(q[:n], k[:n], v[:n])
         out = q.new_zeros(*q.shape[:2], v.shape[2])
-        scaled = q.float() * q.shape[-1] ** -0.5
+        self._read(layer, q.float() * q.shape[-1] ** -0.5, out)
+        return out
+
+    def _read(self, layer: int, scaled: Tensor, out: Tensor) -> None:
+        compiled = None
+        if not all(self._through_torch):
+            chosen = self._selections[:, layer]
+            compiled = native.Rows(native.load(), self._config, scaled, out, chosen)
         for wave in self._waves:
             wave.gather(layer, self._kv.device.full)
             for run, rows in wave.runs:
                 if run.owner in self._bad:
                     out[run.row : run.row + run.count] = torch.nan
                 else:
-                    self._attend_run(layer, run, rows, scaled, out)
-        return out
+                    self._attend_run(layer, run, rows, scaled, out, compiled)
+            if compiled is not None:
+                compiled.run(torch.get_num_threads())
+            if self._watch is not None and layer == self._watch.layer:
+                for run, rows in wave.runs:
+                    self._look(run, rows[-1], scaled, self._warm_of(layer, run))
 
     def finish(self) -> Reads:
         codes = self._fresh_codes() if self._report_codes else {}
@@ -277,13 +290,24 @@ class HybridRows:
         if not finite.all():
             self._bad.update(self._owners[~finite.numpy()].tolist())
 
+    def _warm_of(self, layer: int, run: _Run) -> WarmBlocks | None:
+        if not len(run.warm_blocks):
+            return None
+        pool = self._kv.device.warm
+        coded = pool.values[layer] if pool.values else None
+        return WarmBlocks(pool.keys[layer], coded, run.warm_blocks, run.warm_slots)
+
     def _attend_run(
-        self, layer: int, run: _Run, rows: list[_Row], scaled: Tensor, out: Tensor
+        self,
+        layer: int,
+        run: _Run,
+        rows: list[_Row],
+        scaled: Tensor,
+        out: Tensor,
+        compiled: native.Rows | None,
     ) -> None:
-        warm_pool, warm = self._kv.device.warm, None
-        if len(run.warm_blocks):
-            coded = warm_pool.values[layer] if warm_pool.values else None
-            warm = WarmBlocks(warm_pool.keys[layer], coded, run.warm_blocks, run.warm_slots)
+        """Through torch at once, or into ``compiled`` for later."""
+        warm = self._warm_of(layer, run)
         config, selections = self._config, self._selections
         name = self._batch[run.owner][0]
         index = None if self._indices is None else self._indices.index(name, layer)
@@ -292,25 +316,29 @@ class HybridRows:
             made = self._summaries.summaries(name, layer, run.hot_start // BLOCK)
             # nothing is coded yet: without any, the call must not ask for some
             config = config if made else config.model_copy(update={"summary_weight": 0.0})
-        for row, (length, parts) in enumerate(rows, run.row):
-            if self._through_torch[is_dense(length, config.dense_below)]:
+        by_kind = groupby(
+            enumerate(rows, run.row), key=lambda item: is_dense(item[1][0], config.dense_below)
+        )
+        for dense, found in by_kind:
+            group = list(found)
+            if compiled is not None and not self._through_torch[dense]:
+                length, parts = group[-1][1]
+                compiled.add(LayerView(length, *parts, warm), group[0][0], len(group))
+                continue
+            for row, (length, parts) in group:
                 # torch may round by where rows lie: side by side, from the start of their memory
                 sink_k, sink_v, hot_k, hot_v = (part.contiguous() for part in parts)
                 view = LayerView(length, sink_k, sink_v, hot_k, hot_v, warm)
                 done = attend_hybrid(scaled[row], view, config, index, 1.0, made)
-                found, selected = done.out, done.selected
-            else:
-                view = LayerView(length, *parts, warm)
-                found, _, selected = native.decode_with(native.load(), scaled[row], view, config)
-            out[row] = found
-            if selected is not None:
-                selections[row, layer] = selected
-        if self._watch is not None and layer == self._watch.layer:
-            self._look(run, rows[-1], scaled, warm)
+                out[row] = done.out
+                if done.selected is not None:
+                    selections[row, layer] = done.selected
 
     def _look(self, run: _Run, newest: _Row, scaled: Tensor, warm: WarmBlocks | None) -> None:
         """At the newest row of a context, unless it reads everything."""
         length, parts = newest
+        if run.owner in self._bad:
+            return
         if self._newest[run.owner] is run and not is_dense(length, self._config.dense_below):
             assert self._watch is not None, "asked by it"
             row = run.row + run.count - 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.config import EngineConfig
+from engine.kernels.dispatch import runs_triton
 from engine.kvcache.config import TierConfig
 from engine.kvcache.layout import CacheLayout
 from engine.kvcache.paged import PagedKV
@@ -35,7 +36,12 @@ def new_table(
         if config.cold_router is not None:
             assert text_of is not None, "checked above"
             router = TurnRouter(config.cold_router, text_of)
-        return TieredTable(model, config, kv, router)
+        kernels = runs_triton(config.kernels, kv.device.full.keys[0])
+        if kernels:
+            from engine.kernels.serving import KernelCacheOps
+
+            kv.device.use(KernelCacheOps())
+        return TieredTable(model, config, kv, router, kernels)
     kv = PagedKV(
         model.num_hidden_layers,
         config.num_blocks,
@@ -79,7 +85,7 @@ def _check_options(model: ModelConfig, config: EngineConfig, text_of: TextOf | N
     if text_of is None:
         raise ConfigError(
             "engine.cold_router is set, but this engine was started without text_of, a callable "
-            "from token ids to text; pass a tokenizer's decode"
+            "from token ids to text; pass a tokenizer's decode, or a vocabulary"
         )
     if config.deterministic and router.policy != "wait_complete":
         raise ConfigError(

@@ -26,7 +26,8 @@ from engine.light.block_summaries import BlockSummaries
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
 from engine.light.hot_watch import HotWatch
-from engine.light.hybrid_rows import HybridRows, through_torch
+from engine.light.hybrid_rows import HybridRows, Through, through_torch
+from engine.light.kernel_rows import KernelRows, check_kernels
 from engine.light.learnt_indices import LearntIndices
 from engine.light.rows import Plan
 from engine.light.turn_starts import TurnStarts, serve_all
@@ -54,7 +55,9 @@ class TieredTable(ContextTable):
         config: EngineConfig,
         kv: TieredKV,
         router: TurnRouter | None = None,
+        kernels: bool = False,
     ) -> None:
+        """``kernels``: rows are read by engine.kernels. NotSupportedError when they cannot."""
         super().__init__(model_config, config)
         self._router = router
         self.has_summaries = router is not None and router.has_summaries
@@ -65,7 +68,11 @@ class TieredTable(ContextTable):
             window = model_config.attention.hybrid.window
             self.watch = HotWatch(config.hot_zone, kv, model_config.num_hidden_layers, window)
         self._kv = kv
-        self._through_torch = through_torch(kv, model_config.attention.hybrid)
+        self._through_torch: Through | None = None
+        if kernels:
+            check_kernels(kv, model_config.attention.hybrid, config.hot_zone)
+        else:
+            self._through_torch = through_torch(kv, model_config.attention.hybrid)
         self._report_codes = config.report_codes and kv.config.profile != "full"
         self._summaries = BlockSummaries.of(model_config)
         self._indices = LearntIndices.of(model_config.attention.hybrid)
@@ -231,17 +238,22 @@ class TieredTable(ContextTable):
         self._reclaim(victims, self._wanted(context, positions))
 
     def rows(self, plan: Plan) -> HybridRows:
-        rows = HybridRows(
-            self._kv,
-            self._model_config.attention.hybrid,
-            self._selection_shape,
-            self._through_torch,
-            [(context.id, positions) for context, positions in plan],
-            self._report_codes,
-            self.watch,
-            self._summaries,
-            self._indices,
-        )
+        batch = [(context.id, positions) for context, positions in plan]
+        hybrid, shape = self._model_config.attention.hybrid, self._selection_shape
+        if self._through_torch is None:
+            rows = KernelRows(self._kv, hybrid, shape, batch, self._report_codes)
+        else:
+            rows = HybridRows(
+                self._kv,
+                hybrid,
+                shape,
+                self._through_torch,
+                batch,
+                self._report_codes,
+                self.watch,
+                self._summaries,
+                self._indices,
+            )
         for context, _ in plan:
             context.shares_tail = False
         return rows

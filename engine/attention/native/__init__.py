@@ -144,6 +144,7 @@ class Rows:
         out: Tensor,
         selected: Tensor,
     ) -> None:
+        assert scaled.dtype == out.dtype == torch.float32, f"{scaled.dtype} to {out.dtype}"
         self._lib, self._config = lib, config
         self._scaled, self._out, self._selected = scaled.contiguous(), out, selected
         self._lse = torch.empty(scaled.shape[:2])
