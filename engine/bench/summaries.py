@@ -8,9 +8,9 @@ after training by KL, and the semantic-anchoring MLP from a frozen sentence enco
 after.
 
 Adapters are trained on parts of pydoc's language reference and of licences, and measured on later
-parts of both and on a text of another kind. Printed: KL to full attention, NLL of the next token, both in nats a token; how long
-training took, in processor time. Takes about 10 minutes of one core; ``--save`` keeps the trained
-maps.
+parts of both and on a text of another kind. Printed: KL to full attention, NLL of the next token,
+both in nats a token; how long training took, in processor time. Takes about 10 minutes of one core;
+``--save`` keeps the trained maps.
 """
 
 from __future__ import annotations
@@ -75,10 +75,15 @@ class Subject:
 
 class Ablation:
     def __init__(
-        self, path: Path, plan: TrainingPlan, tokens: int, encoder: SummaryEncoder
+        self,
+        path: Path,
+        plan: TrainingPlan,
+        tokens: int,
+        encoder: SummaryEncoder,
+        kinds: Sequence[str] = ("means", "anchoring"),
     ) -> None:
         check_encoder(encoder)
-        self._plan, self._tokens, self._encoder = plan, tokens, encoder
+        self._plan, self._tokens, self._encoder, self._kinds = plan, tokens, encoder, kinds
         self._tokenizer: Tokenizer = load_tokenizer(path)
         self._model: PolicyModel = load_model(path).eval().requires_grad_(False)
         self.trained: dict[str, Adapters] = {}
@@ -104,7 +109,8 @@ class Ablation:
                 geometry, self._encoder.name, self._encoder.dimension, plan.hidden
             ),
         }
-        for name, adapters in kinds.items():
+        for name in self._kinds:
+            adapters = kinds[name]
             began = time.process_time()
             fit(adapters, documents, plan)
             yield f"{name}: ridge, {_since(began)}"
@@ -197,6 +203,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--texts", default="python,numpy,licences")
     parser.add_argument("--encoder", choices=("minilm", "hashing"), default="minilm")
+    parser.add_argument("--kinds", default="means,anchoring")
     parser.add_argument("--save", type=Path, default=None)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -208,7 +215,8 @@ def main() -> None:
         minutes=options.minutes,
     )
     try:
-        ablation = Ablation(smollm2(), plan, options.tokens, encoder_of(options.encoder))
+        encoder, names = encoder_of(options.encoder), options.kinds.split(",")
+        ablation = Ablation(smollm2(), plan, options.tokens, encoder, names)
         for line in report(ablation, options.texts.split(",")):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
