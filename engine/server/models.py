@@ -71,6 +71,8 @@ def health_router(service: Service) -> APIRouter:
     async def ready() -> Response:
         if service.status != "ok":
             raise NotReady(f"the server is {service.status}")
+        # an engine that has ended says so
+        await service.runtime.info()
         return JSONResponse({"status": service.status})
 
     @router.get(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.chat.base import Tokenizer
 from engine.constrain.vocabulary import Vocabulary
-from engine.errors import NotSupportedError
+from engine.errors import ContextLost, NotSupportedError
 from engine.server.config import ServeConfig
 from engine.server.errors import ModelNotFound, NotReady
 from engine.server.format import ChatFormat
@@ -130,5 +131,8 @@ class Service:
         """Prometheus' text."""
         if self._loaded is None:
             return self.metrics.exposition(None, {})
-        info = await self._loaded.runtime.info()
+        info = None
+        # what was counted outlives the engine
+        with suppress(ContextLost):
+            info = await self._loaded.runtime.info()
         return self.metrics.exposition(info, self._loaded.gauges())

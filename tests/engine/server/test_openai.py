@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 
 import httpx
 import pytest
 
-from tests.engine.server.conftest import CONTEXT, LOOK, LocalServer, local_server, wait_for
+from engine.errors import (
+    CapacityError,
+    ConstraintError,
+    ContextLost,
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineError,
+    NotSupportedError,
+    Overloaded,
+    RateLimited,
+)
+from engine.server.errors import answer_to
+from tests.engine.server.conftest import (
+    CONTEXT,
+    LOOK,
+    LocalServer,
+    events,
+    local_server,
+    wait_for,
+)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -262,14 +282,17 @@ def test_nothing_is_left_when_clients_leave(server: LocalServer):
         stream = server.client.stream("POST", COMPLETIONS, json={**body, "stream": True})
         with stream as answer:
             next(answer.iter_lines())
-    with httpx.Client(base_url=server.url, timeout=0.15) as hasty:
-        with pytest.raises(httpx.ReadTimeout):
-            hasty.post(COMPLETIONS, json=body)
-        with pytest.raises(httpx.ReadTimeout):
-            hasty.post(COMPLETIONS, json={**body, "prompt": "x" * 200, "stream": True, "n": 16})
-    wait_for(lambda: server.num_contexts() == 0)
+    for stream in (False, True):
+        # gone before the first token
+        data = json.dumps({**body, "prompt": "x" * 200, "n": 16, "stream": stream}).encode()
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        port = int(server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            wait_for(lambda: server.service.num_running > 0)
     wait_for(lambda: server.service.num_running == 0)
-    assert server.metric('k25_requests_total{outcome="client_gone"}') >= before + 3
+    wait_for(lambda: server.num_contexts() == 0)
+    assert server.metric('k25_requests_total{outcome="client_gone"}') == before + 5
 
 
 def test_metrics_count(server: LocalServer):
@@ -315,3 +338,41 @@ def test_keys_and_limits():
         late = server.post(COMPLETIONS, prompt="hi")
         assert (late.status_code, late.headers["connection"]) == (503, "close")
         assert server.client.get("/ready").status_code == 503
+
+
+def test_an_engine_that_ends_is_a_typed_error():
+    """In a stream its last event, else 503; the server is not ready, what it counted stays."""
+    with local_server() as server:
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 600, "ignore_eos": True}
+        with server.client.stream("POST", COMPLETIONS, json={**body, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            threading.Thread(target=server.service.close).start()
+            error = events(lines)[-1]["error"]
+        assert (error["type"], error["code"]) == ("service_unavailable", "engine_lost")
+        late = server.client.post(COMPLETIONS, json=body)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_lost")
+        assert server.client.get("/ready").status_code == 503
+        assert server.client.get("/health").status_code == 200
+        assert server.metric('k25_requests_total{outcome="unavailable"}') == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry"),
+    [
+        (RateLimited("no", 2.2), 429, "rate_limited", "3"),
+        (Overloaded("no", 0.2), 429, "overloaded", "1"),
+        (CapacityError("no"), 429, "overloaded", "2"),
+        (ContextTooLong("no"), 400, "context_length_exceeded", None),
+        (ConstraintError("no"), 400, "invalid_constraint", None),
+        (NotSupportedError("no"), 400, "not_supported", None),
+        (DeadlineExceeded("no"), 503, "deadline", "2"),
+        (ContextLost("no"), 503, "engine_lost", "2"),
+        (EngineError("two\nlines"), 500, "internal", None),
+    ],
+)
+def test_errors_of_the_engine_on_the_wire(error, status, code, retry):
+    answer = answer_to(error)
+    assert (answer.status, answer.code) == (status, code)
+    assert answer.headers().get("Retry-After") == retry
+    assert "\n" not in answer.body()["error"]["message"]
