@@ -47,6 +47,8 @@ class ModelRuntimeContract:
 
     vocabulary: Vocabulary | None = None
     """The engine's, where it has one."""
+    timeout_s = 60.0
+    """Of one check."""
 
     # -- what an implementation gives -----------------------------------------------------------
 
@@ -272,7 +274,7 @@ class ModelRuntimeContract:
             runtime = self.make_runtime()
             assert isinstance(runtime, ModelRuntime)
             try:
-                await asyncio.wait_for(check(runtime), timeout=60)
+                await asyncio.wait_for(check(runtime), timeout=self.timeout_s)
             finally:
                 await self.end_runtime(runtime)
 
