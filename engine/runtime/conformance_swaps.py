@@ -89,13 +89,15 @@ class ThreadsContract(ModelRuntimeContract):
         samples what it samples alone, and nothing is left behind."""
 
         async def episode(runtime: ModelRuntime, sample: int) -> list[int]:
+            can_evict = "evict" in (await runtime.info()).capabilities
             policy = ContextPolicy(draw=DrawKey(7, sample=sample))
             ctx = await runtime.init_context(PROMPT, policy)
             tokens: list[int] = []
             for turn in range(4):
                 result = await runtime.forward_step(StepRequest(ctx, 3))
                 tokens += result.token_ids.tolist()
-                await runtime.evict_kv(ctx, EvictSelector(turn, turn + 2))
+                if can_evict:
+                    await runtime.evict_kv(ctx, EvictSelector(turn, turn + 2))
                 child = await runtime.fork(ctx)
                 await runtime.release(ctx if turn % 2 else child)
                 ctx = child if turn % 2 else ctx
