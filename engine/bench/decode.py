@@ -112,7 +112,7 @@ def settings(options: argparse.Namespace, folder: Path) -> Iterator[Setting | st
     gguf = str(options.model)
     hub = str(folder / "hub")
     for name in OURS:
-        yield Setting(name, sys.executable, gguf)
+        yield Setting(name, sys.executable, hub)
     for dtype in ("bfloat16", "float32"):
         yield Setting(f"transformers-{dtype}", sys.executable, hub)
     for name, python, model, option in (
@@ -234,6 +234,7 @@ def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--folder", type=Path, help="keeps the converted weights for later runs")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--prompt", type=int, default=128)
@@ -252,10 +253,12 @@ def main() -> None:
         f"{platform.machine()}"
     )
     workers: list[Worker] = []
-    with tempfile.TemporaryDirectory() as folder:
-        make_hub(options.model, Path(folder) / "hub")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        if not (folder / "hub").exists():
+            make_hub(options.model, folder / "hub")
         try:
-            for setting in settings(options, Path(folder)):
+            for setting in settings(options, folder):
                 if isinstance(setting, str):
                     say(setting)
                 elif not options.only or any(part in setting.name for part in options.only):
