@@ -28,5 +28,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """A 200 that is JSON, or events where the request says stream."""
-    events = {EVENT_STREAM: {"schema": {"type": "string"}}}
+    # of one event
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    events = {EVENT_STREAM: {"schema": event}}
     return {200: {"model": model, "content": events, "description": "The answer."}}

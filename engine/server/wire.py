@@ -6,10 +6,9 @@ Fields that change nothing here (``user``, ``metadata``, ``store`` ...) are take
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic.json_schema import SkipJsonSchema
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -28,11 +27,12 @@ def _whole(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Opt = SkipJsonSchema[None]
-"""Clients send null for what they do not set; the document shows the type alone."""
+Opt: TypeAlias = None
+"""Clients send null for what they do not set."""
 TokenId = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-Ignored = SkipJsonSchema[Any]
+Ignored: TypeAlias = Any
+"""Taken, whatever it is, and without effect."""
 
 
 class TextPart(Body):
@@ -82,7 +82,7 @@ class AssistantMessage(Body):
     refusal: Ignored = None
     audio: Ignored = None
     annotations: Ignored = None
-    function_call: SkipJsonSchema[None] = None
+    function_call: None = None
     tool_call_error: Ignored = None
 
 
@@ -263,6 +263,6 @@ class CompletionBody(Generation):
     prompt: Prompt | Opt = None
     echo: bool | Opt = None
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | Opt = None
-    best_of: SkipJsonSchema[Any] = None
-    suffix: SkipJsonSchema[Any] = None
+    best_of: Whole | Opt = None
+    suffix: str | Opt = None
     skip_special_tokens: bool = True

@@ -224,7 +224,8 @@ def test_a_real_model_answers(tmp_path: Path):
 
     text = f'[model]\npath = "{smollm2()}"\nname = "smol"\n[listen]\nport = 0\n'
     text += "[engine]\nmax_context = 512\nnum_blocks = 64\nmax_contexts = 8\n"
-    server = ServerProcess(tmp_path, text=text + "deterministic = false\n")
+    text += 'deterministic = false\ncompute = "auto"\n'
+    server = ServerProcess(tmp_path, text=text)
     server.until_ready()
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     ask: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

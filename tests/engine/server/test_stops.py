@@ -12,7 +12,7 @@ TOKENS = [b"", b"a", b"b", b"ab", b"aab", b"ba", "é".encode(), "é".encode()[:1
 stops = st.lists(st.sampled_from(["ab", "aba", "b", "bb", "é", "aab", "babab"]), max_size=3)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     stops, st.lists(st.integers(0, len(TOKENS) - 1), max_size=20), st.integers(1, 5), st.booleans()
 )

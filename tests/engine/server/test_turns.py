@@ -54,7 +54,7 @@ def spelled(turn: Turn) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in turn.calls]
 
 
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=25)
 cuts = st.lists(st.integers(0, 400), max_size=12)
 
 
