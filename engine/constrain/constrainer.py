@@ -16,7 +16,7 @@ from engine.errors import ConstraintError, NotSupportedError
 from engine.runtime.types import Constraint, StepRequest
 
 _CACHE_SIZE = 256
-_LONGEST = 1 << 15
+_LONGEST = 1 << 13
 """Symbols of the longest ending that is looked for ..."""
 _DEEPEST = 1 << 10
 """... in the deep search, which takes time by its square."""

@@ -63,6 +63,7 @@ _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _LIMIT = 10**15
 _ANY = "parl-any-value"
 _TO_ANY = {"$ref": f"#/$defs/{_ANY}"}
+_FORMATS = {"email": r"a@b\.co", "idn-email": r"a@b\.co", "uri": "a:b", "hostname": "a"}
 
 MAX_DEPTH = 64
 
@@ -100,12 +101,14 @@ def prepared(schema: Any, where: str = "json_schema", closed: bool = False) -> d
 
 
 def patterns(schema: Any) -> list[str]:
-    """Every pattern in a prepared schema."""
+    """Every pattern in a prepared schema, and one for a format that is hard to find."""
     found: list[str] = []
     if isinstance(schema, Mapping):
         for key, value in schema.items():
             if key == "pattern" and isinstance(value, str):
                 found.append(value)
+            elif key == "format" and value in _FORMATS:
+                found.append(_FORMATS[value])
             elif key == "patternProperties":
                 found += value
             found += patterns(value)

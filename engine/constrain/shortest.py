@@ -9,6 +9,7 @@ the matcher; none is proved to be the shortest.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,13 +53,14 @@ class Completer:
     def _descend(self, limit: int, depth: int, known: Sequence[int] = ()) -> list[int] | None:
         matcher = self.matcher
         taken: list[int] = []
+        seen: Counter[bytes] = Counter()
         try:
             while len(taken) < limit:
                 if matcher.is_accepting():
                     return [*taken, END]
                 if known and len(taken) + len(known) <= limit and self.ends(known):
                     return [*taken, *known]
-                step = forced(matcher) or self._choose(limit - len(taken), depth)
+                step = forced(matcher) or self._choose(limit - len(taken), depth, seen)
                 consumed = matcher.try_consume_tokens(step)
                 taken += step[:consumed]
                 if not step or consumed < len(step):
@@ -67,11 +69,22 @@ class Completer:
         finally:
             matcher.rollback(len(taken))
 
-    def _choose(self, limit: int, depth: int) -> list[int]:
-        """The next symbols where several ways are open; [] where none is."""
+    def _choose(self, limit: int, depth: int, seen: Counter[bytes]) -> list[int]:
+        """The next symbols where several ways are open; [] where none is. ``seen``: masks of the
+        way so far, so that free text does not run in circles."""
         mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-        looked = [(self._look(symbol, mask), [symbol]) for symbol in _some(allowed)]
+        is_text = len(allowed) > _FEW
+        if is_text and 0x22 in allowed and not depth:
+            return [0x22]
+        if is_text and self.hints:
+            hint = self._hint()
+            if hint:
+                return hint
+        if is_text:
+            seen[mask.tobytes()] += 1
+        among = seen if is_text else None
+        looked = [(self._look(symbol, mask, among), [symbol]) for symbol in _some(allowed)]
         looked.sort(key=lambda entry: entry[0])
         if self.hints and looked and looked[0][0][1]:  # one byte ahead, no way looks better
             hint = self._hint()
@@ -89,9 +102,12 @@ class Completer:
                 best, limit = step, len(rest) + len(step) - 1
         return best
 
-    def _look(self, symbol: int, mask: np.ndarray) -> tuple[bool, bool, bool, int]:
+    def _look(
+        self, symbol: int, mask: np.ndarray, seen: Counter[bytes] | None
+    ) -> tuple[bool, bool, bool, int, int]:
         """What speaks against a symbol, the worst first: behind it the text is not complete,
-        nothing closes, nothing has changed; its rank."""
+        nothing has changed, nothing closes, it has been like that before (in free text, where
+        ``seen`` is given); its rank."""
         matcher = self.matcher
         matcher.consume_token(symbol)
         accepting = matcher.is_accepting()
@@ -100,10 +116,12 @@ class Completer:
         # the half of a character or escape changes the mask and leads back to where it began
         is_half = symbol == 0x5C or 0x80 <= symbol < END
         # } and ] outside of strings, where the level above may allow the same as this one
-        ends_level = symbol in (0x7D, 0x5D) and not mask[0x22 >> 3] >> (0x22 & 7) & 1
+        ends_level = symbol in (0x7D, 0x5D) and seen is None
         changed = accepting or ends_level or not (is_half or np.array_equal(after, mask))
         closes = accepting or bool((after[:32] & _CLOSERS).any())
-        return (not accepting, not changed, not closes, _RANK.get(symbol, len(_RANK) + symbol))
+        times = 0 if seen is None else seen[after.tobytes()]
+        rank = _RANK.get(symbol, len(_RANK) + symbol)
+        return (not accepting, not changed, not closes, times, rank)
 
     def _hint(self) -> list[int]:
         """The shortest rest of a hint behind which the string, or the text, can end."""

@@ -134,7 +134,7 @@ async def check_all(engine: LightEngine, names: tuple[str, ...], style: str) -> 
     async def one(number: int, name: str) -> None:
         tools = {name: SCHEMAS[name]}
         constraint = calls(tools, style=style, parallel=False)
-        limit = 320
+        limit = 200
         result = await step(engine, constraint, number, limit, (END,))
         assert result.masks is not None and len(result.token_ids) <= limit
         check_calls(found(result, BYTES, style), tools, style)
