@@ -360,11 +360,11 @@ class VllmRuntime:
             try:
                 await self._update(weights)
             except Exception as error:
-                self._poison = _line(error) or type(error).__name__
-                log.error("vllm_poisoned", version=weights.manifest.version, error=self._poison)
+                reason = self._poison = _line(error) or type(error).__name__
+                log.error("vllm_poisoned", version=weights.manifest.version, error=reason)
                 await self._restart()
                 raise WeightsError(
-                    f"weight set {weights.manifest.version} failed in vLLM: {self._poison}; the "
+                    f"weight set {weights.manifest.version} failed in vLLM: {reason}; the "
                     f"engine was started again with version {self._version}"
                 ) from error
             finally:
