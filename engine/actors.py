@@ -22,7 +22,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError
 from engine.light.engine import LightEngine
 from engine.light.stream import joined

@@ -21,7 +21,7 @@ import torch
 
 from engine.adapters.contexts import Made, TokenContext, TokenContexts, new_id, seed_key
 from engine.adapters.hub_weights import check_set, set_tensors
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError, InvalidStateError
 from engine.light.draws import uniforms
 from engine.light.sampler import RowRules, draw, has_penalties

@@ -95,6 +95,6 @@ def _vocabulary(folder: Path) -> dict[str, Any]:
     if not (folder / "tokenizer.json").is_file():
         return {}
     from engine.chat.load import load_tokenizer
-    from engine.constrain.vocabulary import Vocabulary
+    from engine.chat.vocabulary import Vocabulary
 
     return {"vocabulary": Vocabulary.of(load_tokenizer(folder))}

@@ -28,7 +28,7 @@ import structlog
 from engine.adapters.contexts import Made, TokenContext, TokenContexts, new_id, seed_key
 from engine.adapters.hub_weights import check_shapes, hub_tensors
 from engine.adapters.loop_thread import LoopThread
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError, NotSupportedError, WeightsError
 from engine.light.sampler import Alternatives
 from engine.runtime.protocol import MRI_VERSION

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.chat.gguf_vocab import read_metadata, tokenizer_json
 from engine.chat.pieces import Pieces, text_or_bytes
-from engine.chat.vocabulary import BytesVocabulary
+from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 if TYPE_CHECKING:

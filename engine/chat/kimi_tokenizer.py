@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine.chat.markers import kimi_special_ids
 from engine.chat.pieces import Pieces, text_or_bytes
-from engine.chat.vocabulary import BytesVocabulary
+from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 if TYPE_CHECKING:

@@ -1,49 +1,61 @@
-"""What every vocabulary here is made of: bytes for each id, names for some."""
+"""Vocabulary: the bytes of every token id, for whatever reads text out of ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from engine.chat.pieces import Pieces
+from engine.chat.base import Tokenizer
+from engine.chat.hermes import END_OF_TEXT
+from engine.chat.hermes import IM_END as CHATML_END
+from engine.chat.markers import EOS, IM_END
 from engine.errors import ChatError
 
+_ENDS = (IM_END, EOS, CHATML_END, END_OF_TEXT)
 
-class BytesVocabulary:
-    """The half of a ``Tokenizer`` that needs no text: ids to bytes, names to ids."""
 
-    def __init__(self, pieces: Pieces, special_ids: Mapping[str, int], fingerprint: str) -> None:
-        self._pieces = pieces
-        self._special_ids = dict(special_ids)
-        self._specials = frozenset(special_ids.values())
-        self._fingerprint = fingerprint
+@dataclass(frozen=True)
+class Vocabulary:
+    """``token_bytes`` by id, a marker's being its name; ``eos_ids`` end a turn; ``special_ids`` are
+    markers, which no text becomes (and holes of the vocabulary). Picklable, immutable."""
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
+    token_bytes: tuple[bytes, ...]
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int] = frozenset()
 
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Name -> id of all markers."""
-        return dict(self._special_ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._pieces.decode(ids)
-
-    def special_id(self, name: str) -> int:
-        if name not in self._special_ids:
-            known = [known for known in self._special_ids if "reserved" not in known]
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        """``eos_ids``: the end of a turn, and of a text, as far as the vocabulary has them."""
+        size = tokenizer.vocab_size
+        pieces = tuple(
+            tokenizer.decode([i]).encode("utf-8", "surrogateescape") for i in range(size)
+        )
+        # an id that no token has decodes to this name (engine.chat.hf_tokenizer)
+        holes = {i for i in range(size) if pieces[i] == f"<|unused_{i}|>".encode()}
+        specials = {i for i in range(size) if tokenizer.is_special(i)} | holes
+        ends = tuple(
+            dict.fromkeys(tokenizer.special_id(e) for e in _ENDS if tokenizer.has_special(e))
+        )
+        if not ends:
             raise ChatError(
-                f"special token {name!r} is not in this vocabulary; expected one of "
-                f"{', '.join(known)}"
+                f"vocabulary has none of {', '.join(dict.fromkeys(_ENDS))}: nothing ends a turn; "
+                "give Vocabulary its eos_ids by hand"
             )
-        return self._special_ids[name]
+        return cls(pieces, ends, frozenset(specials))
 
-    def has_special(self, name: str) -> bool:
-        return name in self._special_ids
+    def __len__(self) -> int:
+        return len(self.token_bytes)
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._specials
+    def bytes_of(self, token: int) -> bytes:
+        """Of an id that a model may have beyond the vocabulary: nothing."""
+        return self.token_bytes[token] if token < len(self.token_bytes) else b""
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A character cut off at either end becomes the replacement character."""
+        return b"".join(map(self.bytes_of, token_ids)).decode("utf-8", "replace")
+
+    @cached_property
+    def special_names(self) -> dict[str, int]:
+        """Name -> id of the markers."""
+        return {self.token_bytes[i].decode(): i for i in sorted(self.special_ids)}

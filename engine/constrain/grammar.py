@@ -27,7 +27,7 @@ from engine.chat.markers import (
 )
 from engine.constrain.hints import shortest_match
 from engine.constrain.schema import parse_schema, patterns, prepared
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ConstraintError, NotSupportedError
 from engine.runtime.types import Constraint
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.constrain.shortest import END
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 
 _MAX_TOKEN_BYTES = 48
 """Longer tokens are not used to spell an ending."""

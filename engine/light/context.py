@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.light.steps import RunningStep
+from engine.light.running import RunningStep
 from engine.runtime.types import ContextId, ContextPolicy
 
 

@@ -21,7 +21,7 @@ import structlog
 from engine.config import EngineConfig
 from engine.constrain.constrainer import Constrainer
 from engine.constrain.guide import Guide
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError, NotSupportedError
 from engine.light.scheduler import Scheduler
 from engine.light.steps import Call

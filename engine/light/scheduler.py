@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import CapacityError, ContextLost, EngineError, WeightsError
 from engine.light.context import Context, WaitingFork
 from engine.light.rows import Plan

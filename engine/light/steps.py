@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.constrain.guide import Guide
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import (
     ConstraintError,
     DeadlineExceeded,
     InvalidStateError,
     NotSupportedError,
 )
+from engine.light.context import Context
 from engine.light.draws import uniforms
+from engine.light.running import Listener, RunningStep
 from engine.light.sampler import (
     MAX_ALTERNATIVES,
     Alternatives,
@@ -32,37 +34,8 @@ from engine.light.sampler import (
 from engine.light.stop_texts import StopTexts, check_stop_texts
 from engine.runtime.types import DrawKey, FinishReason, StepDelta, StepRequest, StepResult
 
-if TYPE_CHECKING:
-    from engine.light.context import Context
-
-Listener = Callable[[StepDelta], None]
 _SEED_STREAM, _FRESH_STREAM = 0xFFFE, 0xFFFF
 """Streams of draws that no DrawKey of a rollout uses (the sandbox counts up from 0)."""
-
-
-@dataclass(slots=True)
-class RunningStep:
-    """A forward_step in progress."""
-
-    request: StepRequest
-    future: Future[StepResult]
-    start: int
-    stop_ids: frozenset[int]
-    epoch: int
-    """Weight swaps before this step: it runs when that many have been applied."""
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    rules: RowRules | None = None
-    """What shapes its logits besides ``request.sampling``."""
-    tops: list[Alternatives] = field(default_factory=list)
-    guide: Guide | None = None
-    masks: list[np.ndarray] = field(default_factory=list)
-    stops: StopTexts | None = None
-    stop_text: str | None = None
-    deadline: float = math.inf
-    """Of time.monotonic."""
-    listener: Listener | None = None
-    """Is told every token, on the engine's thread; must not block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import (
     CapacityError,
     ContextLost,

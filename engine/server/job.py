@@ -170,7 +170,7 @@ def end_ids(server: Server) -> list[int]:
     """What a text ends with, where a request does not say."""
     if server.chat is not None:
         return list(server.chat.instant.stop_ids)
-    from engine.constrain.vocabulary import Vocabulary
+    from engine.chat.vocabulary import Vocabulary
 
     return list(Vocabulary.of(server.tokenizer).eos_ids)
 

@@ -12,7 +12,7 @@ from engine.chat.kimi import K2Renderer, K25Renderer
 from engine.chat.load import load_renderer, load_tokenizer
 from engine.chat.tokenizers import ByteTokenizer
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ChatError
 from engine.kvcache.config import BLOCK
 from engine.kvcache.layout import CacheLayout

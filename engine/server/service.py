@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.chat.base import Tokenizer
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, NotSupportedError
 from engine.server.config import ServeConfig
 from engine.server.errors import ModelNotFound, NotReady

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.chat.base import Tokenizer
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.server.generate import Ended, Piece
 from engine.server.job import Job
 from engine.server.stops import StopFilter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.adapters.transformers import TransformersRuntime
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.fakes import ScriptedRuntime
 from engine.light.engine import LightEngine
 from engine.model.auto import KimiK2Config, PolicyForCausalLM

@@ -19,7 +19,7 @@ from engine.adapters.triton_export import export_repository
 from engine.adapters.triton_server import TritonRuntime, TritonServer
 from engine.chat.hf_tokenizer import HFTokenizer
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import EngineError
 from engine.light.engine import LightEngine
 from engine.runtime.conformance_kv import KVContract

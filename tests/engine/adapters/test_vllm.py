@@ -18,7 +18,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("no vLLM here (scripts/engine-venvs.sh vllm)", allow_module_level=True)
 
 from engine.adapters.vllm import VllmOptions, VllmRuntime
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import WeightsError
 from engine.runtime.conformance_kv import KVContract
 from engine.runtime.conformance_steps import StepsContract

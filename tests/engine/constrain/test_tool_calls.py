@@ -16,7 +16,7 @@ from engine.chat.calls import CallFinder, FoundTurn
 from engine.chat.hermes import HermesFinder
 from engine.chat.tokenizers import ByteTokenizer
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import ConstraintError
 from engine.light.engine import LightEngine
 from engine.model.config import ModelConfig

@@ -16,7 +16,7 @@ import pytest
 
 from engine.bench.kv_recall import Fact, library, model_config, recall_weights, small_attention
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import CapacityError, NotSupportedError
 from engine.kvcache.config import ColdRouterConfig, HotZoneConfig, TierConfig
 from engine.light.engine import LightEngine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.errors import DeadlineExceeded, InvalidStateError, NotSupportedError
 from engine.light.engine import LightEngine
 from engine.light.stop_texts import StopTexts

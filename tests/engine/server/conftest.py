@@ -23,7 +23,7 @@ from engine.chat.chatml import ChatMLRenderer
 from engine.chat.kimi import K25Renderer
 from engine.chat.tokenizers import ByteTokenizer
 from engine.config import EngineConfig
-from engine.constrain.vocabulary import Vocabulary
+from engine.chat.vocabulary import Vocabulary
 from engine.light.engine import LightEngine
 from engine.model.config import ModelConfig
 from engine.server.app import create_app
