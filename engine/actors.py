@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
-from engine.errors import ContextLost, EngineError
+from engine.errors import ContextLost, DeadlineExceeded, EngineError
 from engine.light.engine import LightEngine
 from engine.light.stream import joined
 from engine.model.config import ModelConfig
@@ -303,6 +303,8 @@ class RemoteRuntime:
                 if future.done():
                     break
             yield future.result()
+        except DeadlineExceeded:
+            raise  # the engine's own answer, which is a TimeoutError too
         except TimeoutError:
             raise self._late("stream_step") from None
         finally:
@@ -377,6 +379,8 @@ class RemoteRuntime:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await future
+        except DeadlineExceeded:
+            raise  # the engine's own answer, which is a TimeoutError too
         except TimeoutError:
             self._abandon(call_id, verb, arguments)
             raise self._late(verb) from None

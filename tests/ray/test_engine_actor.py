@@ -19,7 +19,8 @@ import ray
 
 from engine.actors import RemoteRuntime, start_engine
 from engine.errors import ContextLost, EngineError, InvalidStateError, WeightsError
-from engine.runtime.conformance import ModelRuntimeContract
+from engine.runtime.conformance_kv import KVContract
+from engine.runtime.conformance_steps import StepsContract
 from engine.runtime.protocol import ModelRuntime, Streaming
 from engine.runtime.types import (
     ContextPolicy,
@@ -88,7 +89,7 @@ def served(cluster: ClusterHandle, tmp_path_factory: pytest.TempPathFactory) -> 
     ray.kill(served.actor)
 
 
-class TestRemoteRuntime(ModelRuntimeContract):
+class TestRemoteRuntime(KVContract, StepsContract):
     """The same contract as an engine in this process."""
 
     @pytest.fixture(autouse=True)
