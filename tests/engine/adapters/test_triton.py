@@ -18,8 +18,8 @@ if importlib.util.find_spec("pytriton") is None:
 from engine.adapters.triton_export import export_repository
 from engine.adapters.triton_server import TritonRuntime, TritonServer
 from engine.chat.hf_tokenizer import HFTokenizer
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.light.engine import LightEngine
 from engine.runtime.conformance_kv import KVContract
