@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.chat.gguf_vocab import read_metadata, tokenizer_json
 from engine.chat.pieces import Pieces, text_or_bytes
-from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 if TYPE_CHECKING:

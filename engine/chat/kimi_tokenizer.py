@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.chat.markers import kimi_special_ids
 from engine.chat.pieces import Pieces, text_or_bytes
-from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Sequence
 
+from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.chat.markers import SINGULAR_SECTION, SPECIAL_TOKENS
 from engine.chat.pieces import Pieces, to_bytes
-from engine.chat.bytes_vocabulary import BytesVocabulary
 from engine.errors import ChatError
 
 NUM_BYTES = 256

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.chat.vocabulary import Vocabulary
 from engine.constrain.grammar import grammar_of
 from engine.constrain.guide import Guide
 from engine.constrain.shortest import Completer
 from engine.constrain.symbols import Symbols
-from engine.chat.vocabulary import Vocabulary
 from engine.errors import ConstraintError, NotSupportedError
 from engine.runtime.types import Constraint, StepRequest
 

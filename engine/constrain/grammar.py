@@ -25,9 +25,9 @@ from engine.chat.markers import (
     THINK_BEGIN,
     THINK_END,
 )
+from engine.chat.vocabulary import Vocabulary
 from engine.constrain.hints import shortest_match
 from engine.constrain.schema import parse_schema, patterns, prepared
-from engine.chat.vocabulary import Vocabulary
 from engine.errors import ConstraintError, NotSupportedError
 from engine.runtime.types import Constraint
 

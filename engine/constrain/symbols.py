@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.constrain.shortest import END
 from engine.chat.vocabulary import Vocabulary
+from engine.constrain.shortest import END
 
 _MAX_TOKEN_BYTES = 48
 """Longer tokens are not used to spell an ending."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
 
-from engine.chat.vocabulary import Vocabulary
 from engine.errors import (
     CapacityError,
     ContextLost,
@@ -42,10 +41,18 @@ class Declined(Exception):
     """The engine does not have what the test is about, and said so."""
 
 
+class TokenBytes(Protocol):
+    """What an engine that reads text knows of its tokens (engine.chat.vocabulary)."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+    def bytes_of(self, token: int) -> bytes: ...
+
+
 class ModelRuntimeContract:
     """One behaviour a test. ``slow_step`` must be a request that cannot end at once."""
 
-    vocabulary: Vocabulary | None = None
+    vocabulary: TokenBytes | None = None
     """The engine's, where it has one."""
     timeout_s = 60.0
     """Of one check."""
