@@ -41,6 +41,9 @@ class EngineConfig(ConfigModel):
     max_contexts: int = Field(default=1024, ge=1)
     max_rows: int = Field(default=512, ge=32)
     """Token rows (decode and prefill together) a forward step computes at most."""
+    split_batches: int = Field(default=0, ge=0)
+    """Contexts computed at once when more than twice as many are ready: the seed splits batches of
+    more than 8 into pieces of 4, which is 4 here. 0 = never."""
     deterministic: bool = True
     """Row bits independent of batch, slot and chunking: every matrix product runs in tiles of 32
     rows, checked on this machine at start. False lets the library pick kernels by batch size."""

@@ -86,7 +86,7 @@ class HotZoneController:
             )
         self.config = config
         self.hot = hot
-        self._start = hot
+        self.start = hot
         self._recent: deque[float] = deque(maxlen=config.mean_over)
         self._watched: list[HotSignal] = []
         self._thresholds: tuple[float, float, float] | None = None
@@ -114,9 +114,9 @@ class HotZoneController:
             if wish > 0:
                 self.hot = min(self.hot + self.config.step, self.config.maximum)
             elif self.config.mode == "absolute":
-                self.hot = self._start
+                self.hot = self.start
             else:
-                self.hot = max(self.hot - self.config.step, self._start)
+                self.hot = max(self.hot - self.config.step, self.start)
         return self.hot
 
     def _absolute(self) -> int:

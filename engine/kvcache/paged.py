@@ -111,9 +111,12 @@ class PagedKV:
             self.values[layer][target] = self.values[layer][source]
 
     def clear_block(self, block: int) -> None:
-        for keys, values in zip(self.keys, self.values, strict=True):
-            keys[block] = 0.0
-            values[block] = 0.0
+        self.clear_blocks([block])
+
+    def clear_blocks(self, blocks: list[int]) -> None:
+        where = torch.tensor(blocks, dtype=torch.int64)
+        for tensor in [*self.keys, *self.values]:
+            tensor.index_fill_(0, where.to(tensor.device), 0.0)
 
     def attend(self, layer: int, q: Tensor, plan: AttentionPlan) -> Tensor:
         """q [N, A, D] -> [N, A, V]; rows in the plan's order."""

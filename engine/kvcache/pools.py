@@ -141,6 +141,11 @@ class WarmPool:
         self._poison(gone)
         return gone
 
+    def touch(self, slots: list[int]) -> None:
+        """Write zeros, so that the memory is there."""
+        for tensor in (t for layer in self._tensors for t in layer):
+            tensor[slots] = 0
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor | None) -> list[int]:
         """Code k [n, G, 32, D], v [n, G, 32, V] into slots int64 [n]; indices of blocks that have
         no code (NaN, or too large). Their scale becomes NaN: who reads one must see it."""

@@ -32,7 +32,7 @@ from engine.errors import (
 from engine.kvcache.cold import ColdTier
 from engine.kvcache.config import TierConfig
 from engine.kvcache.device import DeviceTiers
-from engine.kvcache.eviction import evict_blocks, make_room
+from engine.kvcache.eviction import demote, evict_blocks, make_room
 from engine.kvcache.layout import CacheLayout, HeldBytes
 from engine.kvcache.pools import Device
 from engine.kvcache.prefix import model_hash
@@ -41,8 +41,8 @@ from engine.kvcache.record_store import RecordStore
 from engine.kvcache.rewarming import Rewarmed, RewarmPolicy, request, result
 from engine.kvcache.step import LayerRead, Step, StepView
 from engine.kvcache.stepping import Steps
-from engine.kvcache.table import ContextBlocks, TierEvent, runs_of
-from engine.kvcache.tiers import State, Tier
+from engine.kvcache.table import WHOLE, ContextBlocks, TierEvent, runs_of
+from engine.kvcache.tiers import State, Tier, warm_end
 from engine.runtime.types import EvictResult, KVSummary
 
 DEADLINE_S = 300.0
@@ -235,6 +235,20 @@ class TieredKV:
         with self._changed:
             context = self._idle(ctx, "set_hot")
             context.config = TierConfig.model_validate(self.config.model_dump() | {"hot": hot})
+
+    def code_old(self, ctx: str) -> int:
+        """Code whole blocks that are older than the context's hot zone now, not in its next step,
+        while there are warm slots; how many. NotSupportedError in deterministic mode."""
+        if self.config.deterministic:
+            raise NotSupportedError("code_old in deterministic mode, where steps alone code blocks")
+        with self._changed:
+            context = self._idle(ctx, "code_old")
+            end = warm_end(context.length, context.config)
+            old = context.where(State.HOT, start=1, stop=end)
+            whole = [b for b in old if context.written[b] == WHOLE]
+            chosen = whole[: self.device.warm.slots.num_free]
+            demote(context, chosen, self.device)
+            return len(chosen)
 
     def evict(
         self, ctx: str, start: int, end: int, to: Literal["cold", "absent"] = "absent"

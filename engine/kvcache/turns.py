@@ -34,6 +34,8 @@ class TurnRouter:
         self._text_of = text_of
         self._encoder = encoder or _encoder(config.encoder)
         self._synonyms = SynonymTable.load(config.synonyms or SHIPPED)
+        # an encoder of another dimension than was asked for must not start
+        ColdRouter(self._encoder, self._synonyms, config.ranking)
         self._routers: dict[str, ColdRouter] = {}
         self._known: dict[str, dict[int, bool]] = {}
         """By context: blocks with a text, and whether they were cold when last looked at."""
@@ -57,6 +59,22 @@ class TurnRouter:
         router = self._synchronised(ctx, tokens, blocks)
         parts = [router.summary(block).numpy() for block in blocks]
         return np.concatenate([np.zeros((0, self._encoder.dimension), np.float32), *parts])
+
+    def prepare(self, tokens: Sequence[int], cold: Iterable[int], limit: int) -> int:
+        """Encode up to ``limit`` of the ``cold`` blocks that no turn has looked at yet, so that the
+        next one need not wait for it; how many."""
+        done = 0
+        if self._encoder is None:
+            return done
+        maker = ColdRouter(self._encoder, self._synonyms, self.config.ranking)
+        for block in cold:
+            if done >= limit:
+                break
+            text = self._text_of(list(tokens[BLOCK * block : BLOCK * (block + 1)]))
+            if text not in self._summaries:
+                self._summary(maker, text)
+                done += 1
+        return done
 
     def forget(self, ctx: str) -> None:
         self._routers.pop(ctx, None)

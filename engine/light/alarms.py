@@ -67,10 +67,11 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What the engine's owner lets an alarm do. ``refuse("")`` ends a refusal."""
+    """What the engine's owner lets an alarm do. ``demote``: bytes that should leave the device;
+    ``refuse("")`` ends a refusal."""
 
     shrink_hot: Callable[[], None]
-    demote: Callable[[], None]
+    demote: Callable[[int], None]
     prewarm_summaries: Callable[[], None]
     refuse: Callable[[str], None]
 
@@ -100,7 +101,7 @@ class Alarms:
             f"the warm tier saves {state.warm_saving:.1%} of bf16, its profile can save "
             f"{state.expected_saving:.1%}: look at the profile and at half-filled blocks",
         )
-        limit = self.config.hot_bytes or int(self.config.hot_share * state.hot_total)
+        limit = self.hot_limit(state)
         self._set(
             Level.ORANGE,
             state.hot,
@@ -109,7 +110,7 @@ class Alarms:
             f"{state.hot} bytes in full precision, the limit is {limit}: shrinking the hot zone",
         )
         device = state.hot + state.warm
-        limit = self.config.total_bytes or int(self.config.total_share * state.device_total)
+        limit = self.device_limit(state)
         self._set(
             Level.RED,
             device,
@@ -118,8 +119,14 @@ class Alarms:
             f"{device} bytes of KV cache, the limit is {limit}: moving blocks to the cold tier and "
             "taking no new contexts",
         )
-        self._act()
+        self._act(device - int(self.config.clear_share * limit))
         return self.level
+
+    def hot_limit(self, state: CacheState) -> int:
+        return self.config.hot_bytes or int(self.config.hot_share * state.hot_total)
+
+    def device_limit(self, state: CacheState) -> int:
+        return self.config.total_bytes or int(self.config.total_share * state.device_total)
 
     def _set(self, level: Level, value: float, limit: float, now: float, reason: str) -> None:
         held = level in self.raised
@@ -133,11 +140,11 @@ class Alarms:
             if level is Level.RED:
                 self.actions.refuse("")
 
-    def _act(self) -> None:
+    def _act(self, too_many: int) -> None:
         if Level.ORANGE in self.raised:
             self.actions.shrink_hot()
         if Level.RED in self.raised:
             # refuse first: what follows takes time in which others would come in
             self.actions.refuse(self.raised[Level.RED].reason)
-            self.actions.demote()
+            self.actions.demote(too_many)
             self.actions.prewarm_summaries()

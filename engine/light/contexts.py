@@ -22,7 +22,9 @@ from engine.errors import (
     NotSupportedError,
 )
 from engine.kvcache.layout import HeldBytes
+from engine.light.alarms import CacheState
 from engine.light.context import Context
+from engine.light.debug import PartClock
 from engine.light.draws import check_key
 from engine.light.rows import CacheRows, Plan
 from engine.model.config import ModelConfig
@@ -129,9 +131,57 @@ class ContextTable(ABC):
             "model.attention.mode = 'hybrid'"
         )
 
+    @abstractmethod
+    def check_debug(self) -> None:
+        """NotSupportedError where rows cannot be watched."""
+
     def before_batch(self, contexts: Iterable[Context]) -> list[tuple[Context, EngineError]]:
         """What is due between two batches; ``contexts`` whose step cannot go on, and why."""
         return []
+
+    # -- for alarms, see engine.light.relief ----------------------------------------------------
+
+    def cache_state(self) -> CacheState:
+        held, total = self.held_bytes(), self.total_bytes
+        return CacheState(
+            held.hot, held.warm, held.cold, held.warm_bf16, self.expected_saving, total, total
+        )
+
+    @property
+    def expected_saving(self) -> float:
+        """Of bf16, by a full block of the warm tier; 0 where there is none."""
+        return 0.0
+
+    def shrink_hot(self) -> int:
+        """Shorten the hot zones; how many were longer. Nothing where tiers are the learner's."""
+        return 0
+
+    def demote(self, num_bytes: int) -> int:
+        """Bytes freed on the device. Here: idle contexts lose their KV, the longest unused first;
+        their next step computes it again."""
+        before = self.used_bytes
+        idle = [c for c in self._contexts.values() if c.is_idle]
+        for context in sorted(idle, key=lambda c: c.served):
+            if before - self.used_bytes >= num_bytes:
+                break
+            self._drop_all(context)
+        return before - self.used_bytes
+
+    def prewarm_summaries(self, limit: int) -> int:
+        """Encode up to ``limit`` cold blocks before a turn asks for them; how many."""
+        return 0
+
+    @abstractmethod
+    def skip_summaries(self, skip: bool) -> None:
+        """Read without summaries of blocks until told otherwise. Nothing in deterministic mode."""
+
+    @abstractmethod
+    def warm_up(self, rounds: int) -> int:
+        """Take, write and give back all free full-precision blocks ``rounds`` times, so that the
+        system has given their memory before somebody waits for it; blocks of one round."""
+
+    @abstractmethod
+    def _drop_all(self, context: Context) -> None: ...
 
     # -- what the kinds do ----------------------------------------------------------------------
 
@@ -181,8 +231,9 @@ class ContextTable(ABC):
         """Drop the KV of ``victims`` in order until ``positions`` have room."""
 
     @abstractmethod
-    def rows(self, plan: Plan) -> CacheRows:
-        """The plan's rows, one context after the other; all of them are covered."""
+    def rows(self, plan: Plan, clock: PartClock | None = None) -> CacheRows:
+        """The plan's rows, one context after the other; all of them are covered. ``clock``: watch
+        them, see ``check_debug``."""
 
     @abstractmethod
     def end(self) -> None:

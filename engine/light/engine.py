@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 import structlog
 
+from engine.chat.vocabulary import Vocabulary
 from engine.config import EngineConfig
 from engine.constrain.constrainer import Constrainer
 from engine.constrain.guide import Guide
-from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError, NotSupportedError
+from engine.light.contexts import ContextTable
 from engine.light.scheduler import Scheduler
 from engine.light.steps import Call
 from engine.light.stream import Stream
@@ -201,6 +202,24 @@ class LightEngine:
     async def info(self) -> EngineInfo:
         return await self._ask(self._info)
 
+    # -- for the engine's owner -----------------------------------------------------------------
+
+    async def on_table(self, call: Callable[[ContextTable], T]) -> T:
+        """Run ``call`` on the engine's thread between two batches; see ContextTable."""
+        return await self._ask(lambda: call(self._scheduler.contexts))
+
+    def skip_summaries(self, skip: bool) -> None:
+        """From the next batch on, see ContextTable; does not wait."""
+
+        def tell(future: Future[None]) -> None:
+            future.set_result(self._scheduler.contexts.skip_summaries(skip))
+
+        self._post(tell, _begun())
+
+    async def warm_up(self, rounds: int = 3) -> int:
+        """Take, write and give back the free blocks of the cache; see ContextTable."""
+        return await self.on_table(lambda table: table.warm_up(rounds))
+
     # -- thread ---------------------------------------------------------------------------------
 
     @property
@@ -231,9 +250,7 @@ class LightEngine:
     ) -> T:
         """``start`` runs on the engine thread and sees to it that the future is resolved; ``undo``
         follows it when the caller was cancelled meanwhile."""
-        future: Future[T] = Future()
-        # a running future cannot be cancelled, so whoever resolves it later need not check
-        future.set_running_or_notify_cancel()
+        future: Future[T] = _begun()
         if not self._post(start, future):
             raise ContextLost(f"LightEngine {self._end}; start a new one and rebuild the context")
         try:
@@ -297,7 +314,7 @@ class LightEngine:
     def _info(self) -> EngineInfo:
         usage, held = self._scheduler.usage(), self._scheduler.contexts.held_bytes()
         capabilities = {"logprobs", "experts", "fork", "evict", "draws", "kv_summary", "stream"}
-        capabilities |= {"sampling", "deadline"}
+        capabilities |= {"sampling", "deadline", "debug"}
         if not self._has_experts:
             capabilities.discard("experts")
         if self._is_hybrid:
@@ -322,6 +339,13 @@ class LightEngine:
             kv_cold_bytes=held.cold,
             kv_warm_bf16_bytes=held.warm_bf16,
         )
+
+
+def _begun() -> Future[Any]:
+    """A running future cannot be cancelled, so whoever resolves it later need not check."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _check_media(media: Sequence[Any]) -> None:

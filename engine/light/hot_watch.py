@@ -75,8 +75,11 @@ class HotWatch:
                 controller = self._controllers[ctx] = self.new_controller()
             before = controller.hot
             more = controller.observe(signal) - before
-            if more > 0 and 2 * more // BLOCK > self._kv.device.full.slots.num_free:
-                # a zone that grows must not be why a step finds no room
+            if more > 0 and (
+                before < controller.start or 2 * more // BLOCK > self._kv.device.full.slots.num_free
+            ):
+                # a zone that grows must not be why a step finds no room; one that an alarm has
+                # shrunk stays
                 controller.hot = before
             elif more:
                 self._kv.set_hot(ctx, controller.hot)
@@ -91,6 +94,13 @@ class HotWatch:
 
     def forget(self, ctx: str) -> None:
         self._controllers.pop(ctx, None)
+
+    def shrunk(self, ctx: str, hot: int) -> None:
+        """Its zone was made shorter by somebody else."""
+        controller = self._controllers.get(ctx)
+        if controller is None:
+            controller = self._controllers[ctx] = self.new_controller()
+        controller.hot = hot
 
     def hot_of(self, ctx: str) -> int:
         controller = self._controllers.get(ctx)

@@ -312,7 +312,8 @@ class HybridRows:
         name = self._batch[run.owner][0]
         index = None if self._indices is None else self._indices.index(name, layer)
         made = None
-        if self._summaries is not None:
+        # a weight of 0 beside summaries: they are skipped for now, and learned for later
+        if self._summaries is not None and config.summary_weight > 0:
             made = self._summaries.summaries(name, layer, run.hot_start // BLOCK)
             # nothing is coded yet: without any, the call must not ask for some
             config = config if made else config.model_copy(update={"summary_weight": 0.0})

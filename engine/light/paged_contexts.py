@@ -14,6 +14,7 @@ from engine.kvcache.blocks import BlockPool
 from engine.kvcache.paged import ROWS, AttentionPlan, PagedKV, WriteSlots
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
+from engine.light.debug import PartClock
 from engine.light.rows import Plan
 from engine.model.config import ModelConfig
 from engine.runtime.types import ContextId, ContextPolicy, EvictResult, EvictSelector, KVSummary
@@ -128,7 +129,7 @@ class PagedTable(ContextTable):
                 return
             self.drop(victim, list(victim.blocks))
 
-    def rows(self, plan: Plan) -> PagedRows:
+    def rows(self, plan: Plan, clock: PartClock | None = None) -> PagedRows:
         slots: list[int] = []
         positions: list[int] = []
         for context, rows in plan:
@@ -136,7 +137,32 @@ class PagedTable(ContextTable):
             positions += rows
         width = max(positions) // self._config.block_size + 1
         tables = self.tables[np.array(slots), :width]
+        if clock is not None:
+            from engine.light.timed_rows import TimedPagedRows
+
+            timed = TimedPagedRows(self._kv, tables, np.array(positions, np.int64))
+            timed.clock = clock
+            return timed
         return PagedRows(self._kv, tables, np.array(positions, np.int64))
+
+    def check_debug(self) -> None:
+        """All of them can."""
+
+    def skip_summaries(self, skip: bool) -> None:
+        """There are none."""
+
+    def warm_up(self, rounds: int) -> int:
+        free = self.pool.num_free
+        for _ in range(rounds):
+            blocks = self.pool.allocate(free)
+            self._kv.clear_blocks(blocks)
+            self._poisoned.difference_update(blocks)
+            # the order in which they were taken
+            self.pool.free(blocks[::-1])
+        return free
+
+    def _drop_all(self, context: Context) -> None:
+        self.drop(context, list(context.blocks))
 
     def begin_batch(self) -> None:
         """A block that ``cover`` promised is its context's at once."""

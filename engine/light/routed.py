@@ -71,9 +71,10 @@ class RoutedRuntime:
         kv_bytes: Callable[[int], int],
         kv_bytes_total: int,
         clock: Callable[[], float] = time.monotonic,
+        on_peak: Callable[[bool], None] | None = None,
     ) -> None:
         """``kv_bytes(n)``: what a context of n tokens holds on the device, of
-        ``kv_bytes_total``."""
+        ``kv_bytes_total``. ``on_peak`` is told when a peak begins and ends; must not block."""
         self._runtime = runtime
         self._kv_bytes = kv_bytes
         self._clock = clock
@@ -81,6 +82,8 @@ class RoutedRuntime:
         self._room = WaitingRoom(config, kv_bytes_total)
         self._buckets = {name: TokenBucket(rate, clock()) for name, rate in config.classes.items()}
         self._contexts: dict[ContextId, _Known] = {}
+        self._on_peak = on_peak
+        self._was_at_peak = False
 
     def state(self) -> RouterState:
         with self._lock:
@@ -152,6 +155,7 @@ class RoutedRuntime:
                 self._refund(policy.rate_class, asked, now)
                 raise
             known.waits = ticket
+            self._tell_peak()
         sampled = 0
         computed = False
 
@@ -179,6 +183,15 @@ class RoutedRuntime:
                 else:
                     self._refund(policy.rate_class, asked, now)
                 self._room.leave(ticket, now)
+                self._tell_peak()
+
+    def _tell_peak(self) -> None:
+        """Within the lock, so that the last one told is the last that was."""
+        at_peak = self._room.at_peak
+        if at_peak != self._was_at_peak:
+            self._was_at_peak = at_peak
+            if self._on_peak is not None:
+                self._on_peak(at_peak)
 
     async def _wait(self, ticket: Ticket) -> bool:
         """Until the router lets it run, or False: cancelled. DeadlineExceeded also when nothing

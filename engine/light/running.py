@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.constrain.guide import Guide
+from engine.light.debug import DebugTally
 from engine.light.sampler import Alternatives, RowRules
 from engine.light.stop_texts import StopTexts
 from engine.runtime.types import StepDelta, StepRequest, StepResult
@@ -40,3 +41,5 @@ class RunningStep:
     """Of time.monotonic."""
     listener: Listener | None = None
     """Is told every token, on the engine's thread; must not block."""
+    debug: DebugTally | None = None
+    """Where its time goes, when the request asks."""

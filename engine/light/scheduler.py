@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.errors import CapacityError, ContextLost, EngineError, WeightsError
 from engine.light.context import Context, WaitingFork
+from engine.light.debug import PartClock
 from engine.light.rows import Plan
 from engine.light.runner import RowBatch, new_runner, settled
 from engine.light.steps import Call, Steps, told
@@ -79,6 +80,8 @@ class Scheduler:
         if self._runner.weight_version < 0 and not self._loads:
             raise WeightsError("this engine has no weights yet; call load_weights before a step")
         self._steps.check(call.request)
+        if call.request.debug:
+            self.contexts.check_debug()
         length = len(context.tokens)
         if length >= self._config.max_context:
             raise CapacityError(
@@ -164,10 +167,20 @@ class Scheduler:
         if self._deadline < math.inf:
             self._end_late_steps()
         self._swap_weights()
-        plan = self._plan()
-        if not plan:
-            return
-        batch, sampling = self._pack(plan)
+        for piece in self._pieces(self._plan()):
+            self._compute(piece)
+
+    def _pieces(self, plan: Plan) -> list[Plan]:
+        """``plan`` as it is computed, see EngineConfig.split_batches; none of an empty one."""
+        size = self._config.split_batches
+        if not size or len(plan) <= 2 * size:
+            return [plan] if plan else []
+        return [plan[i : i + size] for i in range(0, len(plan), size)]
+
+    def _compute(self, plan: Plan) -> None:
+        watched = [c.step.debug for c, _ in plan if c.step is not None and c.step.debug is not None]
+        clock = PartClock() if watched else None
+        batch, sampling = self._pack(plan, clock)
         output = self._runner.run(batch)
         start = 0
         for index, (context, rows) in enumerate(plan):
@@ -191,8 +204,13 @@ class Scheduler:
             # indexing copies some MB
             logits = output.logits if len(healthy) == len(sampling) else output.logits[healthy]
             version = self._runner.weight_version
-            for context, reason in self._steps.sample(chosen, logits, version):
+            ended = self._steps.sample(chosen, logits, version)
+            if clock is not None:
+                _tell_time(plan, clock)
+            for context, reason in ended:
                 self._finish(context, reason)
+        elif clock is not None:
+            _tell_time(plan, clock)
         for context, _ in plan:
             if context.forks and not context.num_prefill:
                 waiting, context.forks = context.forks, []
@@ -264,7 +282,7 @@ class Scheduler:
             return []
         return [(first, rows)]
 
-    def _pack(self, plan: Plan) -> tuple[RowBatch, list[Context]]:
+    def _pack(self, plan: Plan, clock: PartClock | None) -> tuple[RowBatch, list[Context]]:
         """The batch, and the contexts of its ``sampled_rows``."""
         positions: list[int] = []
         ids: list[int] = []
@@ -279,7 +297,7 @@ class Scheduler:
         batch = RowBatch(
             np.array(ids, np.int64),
             np.array(positions, np.int64),
-            self.contexts.rows(plan),
+            self.contexts.rows(plan, clock),
             np.array(sampled_rows, np.int64),
         )
         return batch, sampling
@@ -318,6 +336,7 @@ class Scheduler:
                 top_logprobs=extra.top_logprobs,
                 masks=extra.masks,
                 stop_text=step.stop_text,
+                debug=None if step.debug is None else step.debug.report(),
             )
         )
 
@@ -349,3 +368,11 @@ class Scheduler:
             ),
         )
         self.contexts.drop_poisoned(context)
+
+
+def _tell_time(plan: Plan, clock: PartClock) -> None:
+    seconds = time.perf_counter() - clock.began
+    batch_rows = sum(len(rows) for _, rows in plan)
+    for context, rows in plan:
+        if context.step is not None and context.step.debug is not None:
+            context.step.debug.add(clock, seconds, len(rows), batch_rows)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.constrain.guide import Guide
 from engine.chat.vocabulary import Vocabulary
+from engine.constrain.guide import Guide
 from engine.errors import (
     ConstraintError,
     DeadlineExceeded,
@@ -20,6 +20,7 @@ from engine.errors import (
     NotSupportedError,
 )
 from engine.light.context import Context
+from engine.light.debug import DebugTally
 from engine.light.draws import uniforms
 from engine.light.running import Listener, RunningStep
 from engine.light.sampler import (
@@ -114,6 +115,7 @@ class Steps:
             stops=StopTexts(request.stop_texts) if request.stop_texts else None,
             deadline=call.made + seconds,
             listener=call.listener,
+            debug=DebugTally() if request.debug else None,
         )
 
     def _rules(self, context: Context, call: Call) -> RowRules | None:

@@ -11,20 +11,24 @@ warm blocks go to the cold tier first.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from engine.attention.retrieve import selection_width
 from engine.config import EngineConfig
-from engine.errors import BlockCorrupt, CapacityError, EngineError
+from engine.errors import BlockCorrupt, CapacityError, EngineError, NotSupportedError
 from engine.kvcache.layout import HeldBytes
 from engine.kvcache.quantise import BLOCK
 from engine.kvcache.tiered import TieredKV
 from engine.kvcache.tiers import State, warm_end
 from engine.kvcache.turns import TurnRouter
+from engine.light import tier_relief as relief
+from engine.light.alarms import CacheState
 from engine.light.block_summaries import BlockSummaries
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
+from engine.light.debug import PartClock
 from engine.light.hot_watch import HotWatch
 from engine.light.hybrid_rows import HybridRows, Through, through_torch
 from engine.light.kernel_rows import KernelRows, check_kernels
@@ -68,11 +72,13 @@ class TieredTable(ContextTable):
             window = model_config.attention.hybrid.window
             self.watch = HotWatch(config.hot_zone, kv, model_config.num_hidden_layers, window)
         self._kv = kv
+        self._hybrid = model_config.attention.hybrid
+        """As rows are read now, see ``skip_summaries``."""
         self._through_torch: Through | None = None
         if kernels:
-            check_kernels(kv, model_config.attention.hybrid, config.hot_zone)
+            check_kernels(kv, self._hybrid, config.hot_zone)
         else:
-            self._through_torch = through_torch(kv, model_config.attention.hybrid)
+            self._through_torch = through_torch(kv, self._hybrid)
         self._report_codes = config.report_codes and kv.config.profile != "full"
         self._summaries = BlockSummaries.of(model_config)
         self._indices = LearntIndices.of(model_config.attention.hybrid)
@@ -237,23 +243,30 @@ class TieredTable(ContextTable):
         self.begin_batch()
         self._reclaim(victims, self._wanted(context, positions))
 
-    def rows(self, plan: Plan) -> HybridRows:
+    def check_debug(self) -> None:
+        if self._through_torch is None:
+            raise NotSupportedError(
+                "debug: engine.kernels='triton' reads in kernels whose parts have no clock; set it "
+                "to 'torch' to look"
+            )
+
+    def rows(self, plan: Plan, clock: PartClock | None = None) -> HybridRows:
         batch = [(context.id, positions) for context, positions in plan]
-        hybrid, shape = self._model_config.attention.hybrid, self._selection_shape
+        hybrid, shape = self._hybrid, self._selection_shape
         if self._through_torch is None:
             rows = KernelRows(self._kv, hybrid, shape, batch, self._report_codes)
         else:
-            rows = HybridRows(
-                self._kv,
-                hybrid,
-                shape,
-                self._through_torch,
-                batch,
-                self._report_codes,
-                self.watch,
-                self._summaries,
-                self._indices,
-            )
+            read = (hybrid, shape, self._through_torch, batch, self._report_codes)
+            rest = (self.watch, self._summaries, self._indices)
+            if clock is None:
+                rows = HybridRows(self._kv, *read, *rest)
+            else:
+                from engine.light.timed_rows import TimedHybridRows
+
+                asked = [i for i, (c, _) in enumerate(plan) if c.step and c.step.debug]
+                with clock.part("kv"):
+                    rows = TimedHybridRows(self._kv, *read, *rest)
+                rows.watch_with(clock, asked, self._model_config.num_hidden_layers // 2)
         for context, _ in plan:
             context.shares_tail = False
         return rows
@@ -278,6 +291,49 @@ class TieredTable(ContextTable):
         if self._summaries is not None:
             self._summaries.forget(context.id)
         self._kv.release(context.id)
+
+    # -- for alarms -----------------------------------------------------------------------------
+
+    def cache_state(self) -> CacheState:
+        full = self._kv.device.full
+        state = super().cache_state()
+        return replace(state, hot_total=full.slots.num_blocks * full.slot_nbytes)
+
+    @property
+    def expected_saving(self) -> float:
+        layout = self._kv.layout
+        coded = layout.warm_block_bytes
+        return 1 - coded / layout.bf16_bytes(BLOCK) if coded else 0.0
+
+    def shrink_hot(self) -> int:
+        return relief.shrink_hot(self._kv, list(self._contexts.values()), self._hybrid, self.watch)
+
+    def demote(self, num_bytes: int) -> int:
+        freed = relief.to_cold(self._kv, num_bytes)
+        return freed if freed else super().demote(num_bytes)
+
+    def prewarm_summaries(self, limit: int) -> int:
+        if self._router is None:
+            return 0
+        done = 0
+        for context in self._contexts.values():
+            cold = self._kv.cold_blocks(context.id)
+            done += self._router.prepare(context.tokens, cold, limit - done)
+        return done
+
+    def skip_summaries(self, skip: bool) -> None:
+        wanted = self._model_config.attention.hybrid
+        if skip and not self._kv.config.deterministic:
+            wanted = wanted.model_copy(update={"summary_weight": 0.0})
+        if wanted.summary_weight != self._hybrid.summary_weight:
+            self._hybrid = wanted
+            self._through_torch = through_torch(self._kv, wanted)
+
+    def warm_up(self, rounds: int) -> int:
+        return relief.warm_up(self._kv, rounds)
+
+    def _drop_all(self, context: Context) -> None:
+        self._drop(context)
 
     # -- dropping -------------------------------------------------------------------------------
 
@@ -326,7 +382,8 @@ class TieredTable(ContextTable):
         full = -(-length // BLOCK) - -(-held // BLOCK) + context.shares_tail
         config = self._kv.config_of(context.id)
         # a zone that has shrunk leaves blocks behind that are coded now
-        was = warm_end(held, config) if self.watch is None else self._kv.first_full(context.id)
+        shrinks = not self._kv.config.deterministic
+        was = self._kv.first_full(context.id) if shrinks else warm_end(held, config)
         return full, max(0, warm_end(length, config) - was)
 
     def _free(self) -> Slots:

@@ -6,7 +6,7 @@ Positions count tokens of one context from 0. Arrays are numpy: ids int32, logpr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 import numpy as np
 
@@ -87,7 +87,8 @@ class StepRequest:
 
     ``stop_texts`` are matched on the bytes of the sampled tokens; the tokens up to and with the
     match are kept. ``num_logprobs``: likeliest alternatives to report per token, at most 20.
-    ``deadline_s``: seconds from the call, then finish="deadline" with what was sampled.
+    ``deadline_s``: seconds from the call, then finish="deadline" with what was sampled. ``debug``:
+    tell where the time went (StepResult.debug); costs some more of it.
     """
 
     ctx: ContextId
@@ -98,6 +99,7 @@ class StepRequest:
     constraint: Constraint | None = None
     num_logprobs: int = 0
     deadline_s: float | None = None
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class StepResult:
 
     ``top_ids`` int32, ``top_logprobs`` float32 [n, num_logprobs], likeliest first; -1 and -inf
     where fewer tokens could be sampled. ``masks``: uint8 [n, ceil(vocab / 8)], little bit order,
-    1 = the constraint allowed the token. ``stop_text``: the one that ended the step.
+    1 = the constraint allowed the token. ``stop_text``: the one that ended the step. ``debug``:
+    plain numbers and texts by name, see engine.light.debug.
     """
 
     token_ids: np.ndarray
@@ -140,6 +143,7 @@ class StepResult:
     top_logprobs: np.ndarray | None = None
     masks: np.ndarray | None = None
     stop_text: str | None = None
+    debug: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

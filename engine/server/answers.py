@@ -80,6 +80,7 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReasonText
     stop_reason: str | int | None = None
     weight_version: int | None = None
+    attention_debug: dict[str, Any] | None = None
     token_ids: list[int] | None = None
 
 
@@ -108,6 +109,7 @@ class CompletionChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = None
     weight_version: int | None = None
+    attention_debug: dict[str, Any] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 

@@ -116,6 +116,8 @@ class ChatAnswering:
             "stop_reason": stop_reason(event, self._ends),
             "weight_version": event.weight_version,
         }
+        if event.debug is not None:
+            choice.ending["attention_debug"] = event.debug
         error = choice.reader.error
         chunks.append(
             self._chunk(

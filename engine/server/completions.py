@@ -129,6 +129,8 @@ class CompletionAnswering:
             "stop_reason": stop_reason(event, self._ends),
             "weight_version": event.weight_version,
         }
+        if event.debug is not None:
+            choice.ending["attention_debug"] = event.debug
         return [self._chunk(index, text, choice.ending)]
 
     def _told(self, choice: _Choice, piece: Piece) -> dict[str, Any]:

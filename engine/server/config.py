@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from engine.config import EngineConfig
+from engine.light.alarms import AlarmConfig
 from engine.light.waiting_room import RouterConfig
 from engine.model.config import AttentionConfig
 from infra.config import ConfigModel
@@ -139,6 +140,13 @@ class ServeConfig(ConfigModel):
     )
     router: RouterConfig = RouterConfig()
     """How many answers are sampled at once, how many may wait, and what each rate class may use."""
+    alarms: AlarmConfig = AlarmConfig()
+    """When the KV cache is too full, and what happens then."""
+    alarm_every_s: float = Field(default=1.0, gt=0)
+    """Seconds between two looks at it."""
+    warm_up_rounds: int = Field(default=3, ge=0)
+    """Times that the whole KV cache is taken, written and given back before the server says that it
+    is ready, so that no request waits for its memory. 0 = memory comes as contexts grow."""
     warm_up_tokens: int = Field(default=8, ge=1, le=64)
     """Sampled before the server says that it is ready."""
 

@@ -37,13 +37,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Choice ``choice`` is complete. ``stop_id``: the id that ended it."""
+    """Choice ``choice`` is complete. ``stop_id``: the id that ended it. ``debug``: StepResult's, of
+    the last step."""
 
     choice: int
     finish: FinishReason
     weight_version: int
     stop_text: str | None = None
     stop_id: int | None = None
+    debug: dict[str, Any] | None = None
 
 
 Event = Piece | Ended
@@ -138,6 +140,7 @@ async def _run(choice: _Choice) -> Ended:
             constraint=phase.constraint,
             num_logprobs=job.num_logprobs,
             deadline_s=None if deadline is None else max(0.001, deadline - loop.time()),
+            debug=job.debug,
         )
         result = await _stream(choice, request)
         left -= len(result.token_ids)
@@ -145,7 +148,12 @@ async def _run(choice: _Choice) -> Ended:
         stop_id = int(result.token_ids[-1]) if stopped else None
         if number == len(job.phases) or not left or stop_id != job.think_end:
             return Ended(
-                choice.index, result.finish, result.weight_version, result.stop_text, stop_id
+                choice.index,
+                result.finish,
+                result.weight_version,
+                result.stop_text,
+                stop_id,
+                result.debug,
             )
     raise AssertionError("the last phase returns")
 

@@ -54,6 +54,7 @@ class Job:
     num_logprobs: int = 0
     deadline_s: float | None = None
     think_end: int | None = None
+    debug: bool = False
 
     def sampling_of(self, phase: Phase, choice: int) -> Sampling:
         """Each answer draws for itself."""
@@ -220,6 +221,7 @@ def _job(
         ),
         include_stop=body.include_stop_str_in_output,
         deadline_s=server.limits.request_timeout_s,
+        debug=body.attention_debug,
     )
 
 

@@ -11,12 +11,13 @@ from engine.chat.dialogue import Renderer
 from engine.chat.kimi import K2Renderer, K25Renderer
 from engine.chat.load import load_renderer, load_tokenizer
 from engine.chat.tokenizers import ByteTokenizer
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.errors import ChatError
-from engine.kvcache.config import BLOCK
+from engine.kvcache.config import BLOCK, TierConfig
 from engine.kvcache.layout import CacheLayout
 from engine.light.engine import LightEngine
+from engine.light.relief import AlarmWatch
 from engine.light.routed import RoutedRuntime
 from engine.light.waiting_room import RouterConfig
 from engine.model.checkpoint.load import load_model
@@ -26,6 +27,7 @@ from engine.model.presets import PRESETS
 from engine.runtime.weights import make_weight_set
 from engine.server.config import ModelSection, ServeConfig
 from engine.server.format import ChatFormat
+from engine.server.pairs import check_pairs
 from engine.server.service import Loaded
 from infra.errors import ConfigError
 
@@ -50,6 +52,8 @@ def load(config: ServeConfig) -> Loaded:
         )
     room = min(config.engine.max_context, shape.max_position_embeddings)
     engine_config = config.engine.model_copy(update={"max_context": room})
+    layout, tiers = _cache(shape, engine_config)
+    check_pairs(config, shape, engine_config, layout, tiers)
     tensors = {name: tensor.numpy() for name, tensor in policy.state_dict().items()}
     weights = make_weight_set(0, tensors, shape.model_dump(mode="json"))
     vocabulary = Vocabulary.of(tokenizer)
@@ -60,20 +64,24 @@ def load(config: ServeConfig) -> Loaded:
         vocabulary=vocabulary,
     )
     routed, fixed = _routed(engine, shape, engine_config, config.router)
-    return Loaded(routed, tokenizer, vocabulary, chat, engine.close, lambda: _gauges(routed, fixed))
+    watch = AlarmWatch(engine, config.alarms, routed.refuse)
+    return Loaded(
+        routed,
+        tokenizer,
+        vocabulary,
+        chat,
+        engine.close,
+        lambda: {**_gauges(routed, fixed), **watch.gauges()},
+        warm_up=lambda: engine.warm_up(config.warm_up_rounds),
+        watch=lambda: watch.run(config.alarm_every_s),
+    )
 
 
 def _routed(
     engine: LightEngine, shape: ModelConfig, config: EngineConfig, router: RouterConfig
 ) -> tuple[RoutedRuntime, dict[str, float]]:
     """Steps wait for their turn; what does not fit is told so at once. Gauges that stay."""
-    profile = shape.attention.profile if shape.attention.mode == "hybrid" else "full"
-    layout = CacheLayout.of(shape, profile)
-    tiers = config.tiers
-    if shape.attention.mode == "hybrid":
-        tiers = tiers.model_copy(update={"hot": shape.attention.hot, "profile": profile})
-    else:
-        tiers = tiers.model_copy(update={"profile": "full", "cold": "off"})
+    layout, tiers = _cache(shape, config)
 
     def kv_bytes(num_tokens: int) -> int:
         return layout.bytes(num_tokens, tiers).device
@@ -83,11 +91,29 @@ def _routed(
         pool += config.num_warm_blocks * layout.warm_block_bytes
     else:
         pool = pool * config.block_size // BLOCK
-    return RoutedRuntime(engine, router, kv_bytes=kv_bytes, kv_bytes_total=pool), {
+    routed = RoutedRuntime(
+        engine,
+        router,
+        kv_bytes=kv_bytes,
+        kv_bytes_total=pool,
+        on_peak=engine.skip_summaries,
+    )
+    return routed, {
         "warm_compression_expected": 1 - layout.warm_block_bytes / layout.bf16_bytes(BLOCK)
         if layout.warm_block_bytes
         else 0.0,
     }
+
+
+def _cache(shape: ModelConfig, config: EngineConfig) -> tuple[CacheLayout, TierConfig]:
+    """Bytes of a block, and which blocks of a context lie where."""
+    if shape.attention.mode == "hybrid":
+        profile = shape.attention.profile
+        update: dict[str, object] = {"hot": shape.attention.hot, "profile": profile}
+    else:
+        profile = "full"
+        update = {"profile": profile, "cold": "off"}
+    return CacheLayout.of(shape, profile), config.tiers.model_copy(update=update)
 
 
 def _gauges(routed: RoutedRuntime, fixed: Mapping[str, float]) -> dict[str, float]:

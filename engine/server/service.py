@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from engine.chat.base import Tokenizer
 from engine.chat.vocabulary import Vocabulary
@@ -25,7 +26,8 @@ Status = Literal["loading", "ok", "draining"]
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """An engine with weights, and the text side of its model. ``close`` ends the engine;
-    ``gauges``: more numbers for /metrics, by name without ``k25_``."""
+    ``gauges``: more numbers for /metrics, by name without ``k25_``; ``warm_up``: of the engine,
+    before its first request; ``watch`` runs beside the server until it is cancelled."""
 
     runtime: StreamingRuntime
     tokenizer: Tokenizer
@@ -33,6 +35,8 @@ class Loaded:
     chat: ChatFormat | None
     close: Callable[[], None]
     gauges: Callable[[], Mapping[str, float]] = dict
+    warm_up: Callable[[], Awaitable[object]] | None = None
+    watch: Callable[[], Coroutine[Any, Any, None]] | None = None
 
 
 class Service:
@@ -48,6 +52,7 @@ class Service:
         self._loaded: Loaded | None = None
         self._server: Server | None = None
         self._engine_name = ""
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def loaded(self) -> Loaded:
@@ -85,6 +90,8 @@ class Service:
             answer=self.config.answer,
         )
         await self._warm_up(loaded, info.max_context)
+        if loaded.watch is not None:
+            self._watch = asyncio.create_task(loaded.watch())
         self._loaded = loaded
         if self.status == "loading":
             self.status = "ok"
@@ -94,6 +101,8 @@ class Service:
         from engine.runtime.types import ContextPolicy, Sampling
         from engine.server.job import Phase
 
+        if loaded.warm_up is not None:
+            await loaded.warm_up()
         prompt = tuple(loaded.tokenizer.encode("warm up"))[: max(1, max_context - 1)]
         tokens = min(self.config.warm_up_tokens, max_context - len(prompt))
         phases = (Phase(Sampling(seed=0), ()),)
@@ -107,6 +116,8 @@ class Service:
 
     def close(self) -> None:
         """End the engine; open requests get ContextLost."""
+        if self._watch is not None and not self._watch.done():
+            self._watch.cancel()
         if self._loaded is not None:
             self._loaded.close()
 

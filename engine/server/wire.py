@@ -211,6 +211,8 @@ class Generation(Body):
     return_token_ids: bool | Opt = None
     return_tokens_as_token_ids: bool | Opt = None
     structured_outputs: StructuredOutputs | Opt = None
+    attention_debug: bool = False
+    """Tell where the engine's time went, with each choice."""
     user: Ignored = None
     metadata: Ignored = None
 

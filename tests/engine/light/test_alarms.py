@@ -25,7 +25,8 @@ class Pool:
         self.hot -= moved
         self.warm += moved // 4
 
-    def demote(self) -> None:
+    def demote(self, num_bytes: int) -> None:
+        assert num_bytes > 0, "asked for while there are too many"
         moved = min(self.warm, 50)
         self.warm -= moved
         self.cold += moved
