@@ -129,7 +129,10 @@ def measure(
     workers: Sequence[Worker], samples: dict[str, Samples], options: argparse.Namespace
 ) -> None:
     """Rounds over all workers in turn; prompts differ from call to call, not between engines."""
-    for number in range(options.rounds + 1):
+    for worker in workers:  # first calls compile and allocate
+        for batch in options.batches:
+            worker.ask(prompts=[list(range(100, 116))] * batch, new=2)
+    for number in range(options.rounds):
         for batch in options.batches:
             for new in (1, options.tokens):
                 for worker in workers:
@@ -144,9 +147,10 @@ def measure(
                             f"{worker.setting.name} sampled {answer['tokens']} tokens, expected "
                             f"{batch * new}"
                         )
-                    if number:  # the first round warms up
-                        samples[worker.setting.name].add((batch, new), answer)
-        say(f"round {number} of {options.rounds}, load {os.getloadavg()[0]:.1f}")
+                    samples[worker.setting.name].add((batch, new), answer)
+        say(f"round {number + 1} of {options.rounds}, load {os.getloadavg()[0]:.1f}")
+        for line in table(workers, samples, options):
+            say(line)
 
 
 def table(
@@ -266,7 +270,7 @@ def main() -> None:
                     say(f"started {workers[-1].version}")
             samples = {worker.setting.name: Samples() for worker in workers}
             measure(workers, samples, options)
-            for line in (*table(workers, samples, options), *parts(workers, samples, options)):
+            for line in parts(workers, samples, options):
                 say(line)
         finally:
             for worker in workers:

@@ -133,6 +133,7 @@ class NativeModel:
         ``config.num_threads`` as many threads as torch has: one in a Ray worker, all cores else."""
         self._config = model
         self._lib = load()
+        self._max_rows = config.max_rows
         rotary = RotaryTable(model)
         # the library reads these as long as it lives
         self._kept: list[np.ndarray] = [rotary.cos.numpy(), rotary.sin.numpy()]
@@ -197,6 +198,7 @@ class NativeModel:
         """token_ids, positions int64 [N], tables int64 [N, J], wanted rows int64 [M] -> (logits
         fp32 [M, V], valid until the next step; bad rows bool [N])."""
         count = len(wanted)
+        assert max(len(token_ids), count) <= self._max_rows, "more rows than engine.max_rows"
         if len(self._logits) < count:
             # fresh pages every step would cost more than a sampler
             self._logits = np.empty((count, self._config.vocab_size), np.float32)

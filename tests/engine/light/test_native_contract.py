@@ -23,7 +23,10 @@ FAST = EngineConfig.model_validate(
 )
 
 reason = native.why_not(DENSE, FAST)
-pytestmark = pytest.mark.skipif(reason is not None, reason=f"no native step: {reason}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(reason is not None, reason=f"no native step: {reason}"),
+]
 
 
 class TestNativeLightEngine(SwapContract, ThreadsContract, KVContract, StepsContract):
