@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox evidence-engines clean bubblewrap postgresql docker smollm2 \
+.PHONY: help setup demo test test-fast ci-slow lint evidence-loop evidence-sandbox evidence-engines evidence-serving clean bubblewrap postgresql docker smollm2 \
 	slow-tests docker-tests
 
 help: ## this list
@@ -80,6 +80,9 @@ evidence-sandbox: $(INSTALLED) bubblewrap docker ## kills of driver, worker and 
 evidence-engines: $(INSTALLED) ## the MRI contract against every engine, real vLLM and Triton included; resumes where it stopped
 	@scripts/engine-venvs.sh
 	$(BIN)/python -m engine.bench.engines_evidence $(EVIDENCE_ARGS)
+
+evidence-serving: $(INSTALLED) ## load, priorities, weight updates and a soak of ten minutes, about 20 in all; resumes where it stopped
+	@$(BIN)/python -m parl.bench.serving_evidence $(EVIDENCE_ARGS)
 
 bubblewrap:
 	@scripts/system-package.sh bwrap bubblewrap

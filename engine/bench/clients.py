@@ -160,6 +160,8 @@ class Load:
     asked: int
     outcomes: dict[str, int]
     tokens_per_s: float
+    tokens_per_cpu_s: float
+    """Of the whole process: steadier than wall time where others compute too."""
     requests_per_s: float
     first_ms_p50: float
     first_ms_p99: float
@@ -167,13 +169,14 @@ class Load:
     total_ms_p99: float
 
     @classmethod
-    def of(cls, clients: Clients, seconds: float) -> Load:
+    def of(cls, clients: Clients, seconds: float, cpu_s: float) -> Load:
         answers = clients.answers
         done = [a for a in answers if a.outcome == "ok"]
         return cls(
             clients.asked,
             dict(Counter(a.outcome for a in answers)),
             round(sum(len(a.token_ids) for a in done) / seconds, 1),
+            round(sum(len(a.token_ids) for a in done) / cpu_s, 1),
             round(len(done) / seconds, 1),
             *(ms(quantile([a.first_s for a in done], q)) for q in (0.5, 0.99)),
             *(ms(quantile([a.total_s for a in done], q)) for q in (0.5, 0.99)),

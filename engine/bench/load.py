@@ -61,12 +61,14 @@ async def settings(seconds: float, clients: int = 50, rounds: int = 3) -> dict[s
         for name, (engine, router) in SETTINGS.items():
             async with routed_engine(router, engine) as (routed, _):
                 group = Clients(routed)
-                began = time.perf_counter()
+                began, cpu = time.perf_counter(), time.process_time()
                 async with asyncio.timeout(seconds / rounds + STARVED_S):
                     await group.run(clients, seconds / rounds, turn)
-                found[name].append(Load.of(group, time.perf_counter() - began))
+                spent = time.perf_counter() - began, time.process_time() - cpu
+                found[name].append(Load.of(group, *spent))
     loads = {name: [load.data() for load in loads] for name, loads in found.items()}
     rates = {n: float(np.median([x.tokens_per_s for x in v])) for n, v in found.items()}
+    work = {n: float(np.median([x.tokens_per_cpu_s for x in v])) for n, v in found.items()}
     waits = {n: float(np.median([x.total_ms_p99 for x in v])) for n, v in found.items()}
     lost = sum(load.lost for loads in found.values() for load in loads)
     wrong = {k for loads in found.values() for x in loads for k in x.outcomes} - {"ok", "shed"}
@@ -74,8 +76,9 @@ async def settings(seconds: float, clients: int = 50, rounds: int = 3) -> dict[s
         "ok": not lost and not wrong,
         "clients": clients,
         "lost": lost,
-        "most_tokens_per_s": max(rates, key=lambda name: rates[name]),
+        "most_tokens_per_cpu_s": max(work, key=lambda name: work[name]),
         "tokens_per_s": rates,
+        "tokens_per_cpu_s": work,
         "total_ms_p99": waits,
         "rounds": loads,
     }
@@ -96,9 +99,8 @@ async def burst(count: int = 500, num_tokens: int = 8) -> dict[str, Any]:
             async with asyncio.timeout(STARVED_S):
                 answers = await asyncio.gather(*(ask(routed, p, num_tokens) for p in prompts))
             seconds = time.perf_counter() - began
-            room = router.max_running + min(
-                router.max_waiting, router.waiting_factor * router.max_running
-            )
+            waiting = min(router.max_waiting, router.waiting_factor * router.max_running)
+            room = router.max_running - router.reserved + waiting
             found[name] = _burst(answers, seconds, min(count, room))
             found[name]["contexts_left"] = (await light.info()).num_contexts
     return {"ok": all(f["ok"] and not f["contexts_left"] for f in found.values()), **found}

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.attention.config import HybridConfig
 from engine.attention.retrieve import selection_width
 from engine.config import EngineConfig
 from engine.errors import BlockCorrupt, CapacityError, EngineError, NotSupportedError
@@ -79,6 +80,9 @@ class TieredTable(ContextTable):
             check_kernels(kv, self._hybrid, config.hot_zone)
         else:
             self._through_torch = through_torch(kv, self._hybrid)
+            # asked now: the compiler must not run when a peak begins
+            self._through_plain = through_torch(kv, _without_summaries(self._hybrid))
+            self._through_whole = self._through_torch
         self._report_codes = config.report_codes and kv.config.profile != "full"
         self._summaries = BlockSummaries.of(model_config)
         self._indices = LearntIndices.of(model_config.attention.hybrid)
@@ -322,12 +326,12 @@ class TieredTable(ContextTable):
         return done
 
     def skip_summaries(self, skip: bool) -> None:
-        wanted = self._model_config.attention.hybrid
-        if skip and not self._kv.config.deterministic:
-            wanted = wanted.model_copy(update={"summary_weight": 0.0})
-        if wanted.summary_weight != self._hybrid.summary_weight:
-            self._hybrid = wanted
-            self._through_torch = through_torch(self._kv, wanted)
+        whole = self._model_config.attention.hybrid
+        # kernels read none
+        if whole.summary_weight == 0 or self._kv.config.deterministic:
+            return
+        self._hybrid = _without_summaries(whole) if skip else whole
+        self._through_torch = self._through_plain if skip else self._through_whole
 
     def warm_up(self, rounds: int) -> int:
         return relief.warm_up(self._kv, rounds)
@@ -432,3 +436,7 @@ class TieredTable(ContextTable):
 def _held(context: Context) -> int:
     """Positions whose KV is there: the first ones."""
     return context.todo[0] if context.todo else len(context.tokens)
+
+
+def _without_summaries(config: HybridConfig) -> HybridConfig:
+    return config.model_copy(update={"summary_weight": 0.0})

@@ -31,7 +31,8 @@ class RouterConfig(ConfigModel):
     """Share of that room from which on the router counts as at its peak."""
     growth: float = Field(default=1.0, ge=1)
     """At the peak ``max_running`` grows by this factor, until nobody waits. The seed's worker
-    growth; 1 = off, which engine.bench.load finds best: rows of one batch are the workers here."""
+    growth; 1 = off: rows of one batch are the workers here, so set max_running to what serves best
+    (``python -m engine.bench.load --part settings`` compares)."""
     growth_limit: float = Field(default=2.0, ge=1)
     """... up to this many times ``max_running``."""
     aging_s: float = Field(default=2.0, gt=0)
@@ -124,7 +125,8 @@ class WaitingRoom:
             )
         self.require_open()
         self._expire(now)
-        if len(self._waiting) >= self.room and not self._send_away(ticket, now):
+        is_full = len(self._waiting) >= self.room and not self._may_begin(ticket)
+        if is_full and not self._send_away(ticket, now):
             self.counts.shed += 1
             raise self._overloaded()
         self._waiting.append(ticket)
@@ -176,6 +178,13 @@ class WaitingRoom:
     def retry_after_s(self) -> float:
         """When those who wait now should have begun, by the mean time a request ran lately."""
         return max(1.0, math.ceil((len(self._waiting) + 1) * self._mean_s / self._limit))
+
+    def _may_begin(self, ticket: Ticket) -> bool:
+        """A place that is kept free is for it, whoever waits."""
+        free = self._limit - len(self._running)
+        used = sum(running.kv_bytes for running in self._running)
+        fits = used + ticket.kv_bytes <= self._kv_bytes_total
+        return ticket.priority >= self.config.vip_priority and free > 0 and fits
 
     def _kept_free(self, ticket: Ticket) -> int:
         return 0 if ticket.priority >= self.config.vip_priority else self.config.reserved

@@ -238,3 +238,18 @@ def test_tokens_given_back_can_be_used() -> None:
     assert bucket.take(5, 0.0) == pytest.approx(5.0)
     bucket.give_back(8, 0.0)
     assert bucket.take(5, 0.0) == 0.0
+
+
+def test_a_kept_place_is_for_priority_however_long_others_wait() -> None:
+    """A full room whose last has aged beyond the newcomer's priority: the free place is its all the
+    same; without one it is sent away like anybody."""
+    config = RouterConfig(max_running=3, reserved=1, waiting_factor=1, aging_s=1.0)
+    room = WaitingRoom(config, 1000)
+    for _ in range(5):
+        room.enter(Ticket(0, 1, 0.0), 0.0)
+    assert (room.num_running, room.num_waiting) == (2, 3)
+    first = Ticket(1, 1, 9.0)
+    room.enter(first, 9.0)
+    assert first.future.done() and (room.num_running, room.num_waiting) == (3, 3)
+    with pytest.raises(Overloaded):
+        room.enter(Ticket(1, 1, 9.0), 9.0)
