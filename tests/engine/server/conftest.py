@@ -191,7 +191,7 @@ name = "tiny"
 [listen]
 port = 0
 [limits]
-default_max_tokens = 8
+default_max_tokens = 2
 [engine]
 max_context = 2048
 num_blocks = 1024
