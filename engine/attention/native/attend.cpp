@@ -118,48 +118,30 @@ class Best {
   std::vector<Scored> kept_;
 };
 
-// A block's scores, of which a group's heads share the largest.
-void offer_shared(const Scan& scan, int64_t heads, int64_t w, Best& best) {
-  float shared[kBlock];
-  std::copy(scan.scores(0), scan.scores(0) + kBlock, shared);
-  for (int64_t p = 1; p < heads; ++p)
-    for (int t = 0; t < kBlock; ++t) shared[t] = std::max(shared[t], scan.scores(p)[t]);
-  best.offer(shared, int32_t(w * kBlock));
-}
-
-std::vector<std::vector<int32_t>> scan_all(const Call& c) {
+// The best warm tokens of groups first .. last - 1.
+std::vector<std::vector<int32_t>> scan_groups(const Call& c, int64_t first, int64_t last) {
   const int64_t quads = c.dim / 4;
-  std::vector<Best> best(c.groups, Best(std::min(c.candidates, c.num_warm * kBlock)));
+  std::vector<Best> best(last - first, Best(std::min(c.candidates, c.num_warm * kBlock)));
   Scan scan(c.heads, c.dim);
+  std::vector<float> shared(kBlock);
   for (int64_t w = 0; w < c.num_warm; ++w) {
     const int64_t ahead = c.slots[std::min(w + 1, c.num_warm - 1)];
-    for (int64_t g = 0; g < c.groups; ++g) {
+    for (int64_t g = first; g < last; ++g) {
       const int64_t at = c.slots[w] * c.groups + g;
       prefetch(c.top + (ahead * c.groups + g) * quads * kBlock, quads * kBlock);
       prefetch(c.minimum + (ahead * c.groups + g) * c.dim, 2 * c.dim);
       prefetch(c.scale + (ahead * c.groups + g) * c.dim, 2 * c.dim);
       scan.block(c.q + g * c.heads * c.dim, c.top + at * quads * kBlock, c.minimum + at * c.dim,
                  c.scale + at * c.dim);
-      offer_shared(scan, c.heads, w, best[g]);
+      std::copy(scan.scores(0), scan.scores(0) + kBlock, shared.begin());
+      for (int64_t p = 1; p < c.heads; ++p)
+        for (int t = 0; t < kBlock; ++t) shared[t] = std::max(shared[t], scan.scores(p)[t]);
+      best[g - first].offer(shared.data(), int32_t(w * kBlock));
     }
   }
   std::vector<std::vector<int32_t>> places;
   for (Best& b : best) places.push_back(b.finish());
   return places;
-}
-
-// The best warm tokens of one group: what scan_all finds, for rows that read together.
-std::vector<int32_t> scan_group(const Call& c, int64_t g) {
-  const int64_t quads = c.dim / 4;
-  Best best(std::min(c.candidates, c.num_warm * kBlock));
-  Scan scan(c.heads, c.dim);
-  for (int64_t w = 0; w < c.num_warm; ++w) {
-    const int64_t at = c.slots[w] * c.groups + g;
-    scan.block(c.q + g * c.heads * c.dim, c.top + at * quads * kBlock, c.minimum + at * c.dim,
-               c.scale + at * c.dim);
-    offer_shared(scan, c.heads, w, best);
-  }
-  return best.finish();
 }
 
 struct Span {
@@ -178,19 +160,16 @@ void read_rows(const Call* calls, int64_t g, const Rows& keys, const Rows& value
       last = std::max(last, span.end);
     }
   RowReader k(keys, g, dim), v(values, g, calls->value_dim);
-  std::vector<float> channels(dim * kBlock), logits(heads * kBlock), zeros(dim, 0.0f);
+  std::vector<float> logits(heads * kBlock);
   for (int64_t at = first; at < last; at += kBlock) {
     const int n = int(std::min<int64_t>(kBlock, last - at));
-    const float* turned[kBlock];
-    const float* const* found = k.tile(at, n);
-    for (int i = 0; i < kBlock; ++i) turned[i] = i < n ? found[i] : zeros.data();
-    turn_rows(turned, dim, channels.data());
+    const float* const* key_rows = k.tile(at, n);
     const float* const* rows = v.tile(at, n);
     for (size_t r = 0; r < spans.size(); ++r) {
       const int64_t begin = std::max<int64_t>(0, spans[r].begin - at);
       const int64_t end = std::min<int64_t>(n, spans[r].end - at);
       if (begin >= end) continue;
-      score_channels(calls[r].q + g * heads * dim, heads, dim, channels.data(), logits.data());
+      score_rows(calls[r].q + g * heads * dim, heads, dim, key_rows, int(end), logits.data());
       for (int64_t p = 0; p < heads; ++p)
         std::fill_n(logits.begin() + p * kBlock, begin, kNothing);
       softmax[r].absorb(logits.data(), rows, int(end));
@@ -310,7 +289,8 @@ void read_group(const Call* calls, int64_t count, int64_t g, const std::vector<i
   if (c.dense) read_warm_whole(calls, g, softmax);
   if (!c.dense && c.topk > 0)
     for (int64_t r = 0; r < count; ++r)
-      read_retrieved(calls[r], g, places ? *places : scan_group(calls[r], g), softmax[r]);
+      read_retrieved(calls[r], g, places ? *places : scan_groups(calls[r], g, g + 1)[0],
+                     softmax[r]);
   read_rows(calls, g, c.hot_k, c.hot_v, hot, softmax);
   for (int64_t r = 0; r < count; ++r)
     softmax[r].finish(calls[r].out + g * c.heads * c.value_dim, calls[r].lse + g * c.heads);
@@ -328,12 +308,12 @@ extern "C" {
 void parl_decode(const Call* call) {
   const Call& c = *call;
   std::vector<std::vector<int32_t>> places(c.groups);
-  if (!c.dense && c.topk > 0) places = scan_all(c);
+  if (!c.dense && c.topk > 0) places = scan_groups(c, 0, c.groups);
   for (int64_t g = 0; g < c.groups; ++g) read_group(call, 1, g, &places[g]);
 }
 
 // Many rows, on several threads. Neighbours that share their blocks are read together: a tile of
-// keys is loaded, decoded and turned once for all of them. A row's bits are those of parl_decode.
+// keys is loaded and decoded once for all of them. A row's bits are those of parl_decode.
 void parl_decode_rows(const Call* calls, int64_t count, int64_t num_threads) {
   struct Part {
     int64_t first, count, group;
