@@ -121,7 +121,7 @@ class TinyRuntime:
         positions = np.arange(first, upto, dtype=np.int16)
         # as if blocks of 8 tokens turned warm 8 tokens later, coded as their own tokens
         block, context.next_block = context.next_block, max(context.next_block, upto // 8 - 1)
-        coded = np.array(context.tokens[8 * block : 8 * context.next_block], np.uint8)
+        coded = np.array(context.tokens[8 * block : 8 * context.next_block]).astype(np.uint8)
         return StepResult(
             token_ids=np.array(ids, np.int32),
             logprobs=-np.arange(start, start + len(ids), dtype=np.float32),
