@@ -60,7 +60,7 @@ def test_long_texts_are_split_and_nothing_is_cut_off(encoder):
 @pytest.mark.slow
 def test_encoder_and_synonyms_together_find_more_than_each(encoder):
     pool = paraphrase_set()
-    questions = pool.of("tune")
+    questions = pool.of("tune", "first")
     remembering = Remembering(encoder)
     only = RouterConfig(encoder_weight=1.0, encoder_weight_cjk=1.0, fallback_below=1.0)
     both = recall(make_router(pool, remembering, True, RouterConfig()), questions)
