@@ -83,7 +83,7 @@ def attend_reference(
         latent = value_dim if view.warm is not None and view.warm.values is None else None
         index = KeyCodeIndex(config.index, latent, config.latent_dims)
     found = retrieve(q, lengths, view.warm, view.hot_k, view.hot_start, config, index)
-    parts.append(_retrieved(found, view))
+    parts.extend(_retrieved(found, view))
     if config.summary_weight > 0:
         check_summarise(config, summaries)
         if summaries is None and view.warm is not None:
@@ -111,16 +111,18 @@ def _full(q: Tensor, k: Tensor, v: Tensor) -> Part:
     return softmax_part(logits, v.float())
 
 
-def _retrieved(found: Retrieved, view: LayerView) -> Part:
-    value_dim = view.sink_v.shape[-1]
-    hot = view.hot_v[:, : found.num_hot].float()
-    missing = found.num_hot - hot.shape[1]
-    values = torch.nn.functional.pad(hot, (0, 0, 0, missing))[None]
-    if found.tokens.shape[-1]:
-        assert view.warm is not None, "candidates are warm tokens"
-        values = torch.cat([view.warm.value_rows(found.tokens, value_dim), values], dim=2)
+def _retrieved(found: Retrieved, view: LayerView) -> list[Part]:
+    """Of warm tokens and of hot ones: two parts, as values would be copied to lie side by side."""
     logits = found.logits.masked_fill(~found.chosen, -torch.inf)
-    return softmax_part(logits, values)
+    num_warm = found.tokens.shape[-1]
+    # padding comes last and is never chosen
+    hot_v = view.hot_v[:, : found.num_hot].float()
+    parts = [softmax_part(logits[..., num_warm : num_warm + hot_v.shape[1]], hot_v[None])]
+    if num_warm:
+        assert view.warm is not None, "candidates are warm tokens"
+        values = view.warm.value_rows(found.tokens, view.sink_v.shape[-1])
+        parts.append(softmax_part(logits[..., :num_warm], values))
+    return parts
 
 
 def _finish(parts: list[Part], selected: Tensor | None) -> Attended:

@@ -17,7 +17,7 @@ from engine.attention.codes import scan_codes
 from engine.attention.config import HybridConfig, IndexKind
 from engine.attention.latent import latent_scores
 from engine.attention.scores import exact_scores
-from engine.attention.select import share_scores, top_positions
+from engine.attention.select import TWO_STAGES, peaks, share_scores, top_by_peaks, top_positions
 from engine.attention.view import WarmBlocks
 from engine.errors import AttentionError
 from engine.kvcache.quantise import BLOCK, dequantise_keys
@@ -74,6 +74,12 @@ class KeyCodeIndex:
         rows, groups = q.shape[:2]
         if self.kind == "none" or not len(warm):
             return torch.empty(rows, groups, 0, dtype=torch.int64), None
+        if self.kind == "int8" and config.topk_unit == "token" and config.share == "max":
+            self._learn(warm)
+            assert self._copy is not None, "learned above"
+            places = self._copy.best(q, config.candidates)
+            if places is not None:
+                return places, None
         by_head = self.scores(q, warm)
         scores = share_scores(by_head, config.share)
         if config.topk_unit == "token" and not self.scores_blocks:
@@ -145,16 +151,73 @@ class _Int8Copy:
         self.size = end
 
     def scores(self, q: Tensor) -> Tensor:
-        rows, groups, heads, _ = q.shape
+        """q fp32 [R, G, P, D] -> fp32 [R, G, P, N]"""
+        rows, heads = q.shape[0], q.shape[2]
+        query = _Query.of(q, self.centre)
+        buffer = torch.empty(q.shape[1], rows * heads, self.size)
+        for group, products in enumerate(buffer):
+            products.copy_(query.finish(self._products(query, group, products), group))
+        return buffer.unflatten(1, (rows, heads)).transpose(0, 1)
+
+    def best(self, q: Tensor, count: int) -> Tensor | None:
+        """Places of the ``count`` largest of a group's heads' largest scores, int64 [R, G, count],
+        rising; None when equals compete for the last place, or there is little to choose from.
+
+        The same numbers as ``scores``, without most of them: what follows the product with a
+        token's step rises with it, so it is done to peaks and to what is near them only.
+        """
+        if self.size < TWO_STAGES * count:
+            return None
+        query = _Query.of(q, self.centre)
+        buffer = torch.empty(query.codes.shape[1], self.size)
+        found: list[Tensor] = []
+        for group in range(q.shape[1]):
+            places = self._best_of_group(query, group, buffer, count)
+            if places is None:
+                return None
+            found.append(places)
+        return torch.stack(found, dim=1)
+
+    def _best_of_group(
+        self, query: _Query, group: int, buffer: Tensor, count: int
+    ) -> Tensor | None:
+        products = self._products(query, group, buffer)
+
+        def shared(part: Tensor) -> Tensor:
+            return query.finish(part, group).unflatten(0, (-1, query.heads)).amax(dim=1)
+
+        def scores_at(places: Tensor) -> Tensor:
+            return shared(products.gather(1, places.repeat_interleave(query.heads, dim=0)))
+
+        places = top_by_peaks(shared(peaks(products)), scores_at, count)
+        return None if places is None else places.sort(dim=-1).values
+
+    def _products(self, query: _Query, group: int, into: Tensor) -> Tensor:
+        """fp32 [R P, N] in ``into``: integer products times the token's step."""
+        sums = torch._int_mm(  # pyright: ignore[reportPrivateImportUsage]
+            query.codes[group], self.codes[group, : self.size].T
+        )
+        return into.copy_(sums).mul_(self.steps[group, : self.size])
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """Rows and heads in 8 bits: codes int8 [G, R P, D]; steps fp32 [G, R P, 1]; first fp32
+    [G, R P, 1], what the centre scores."""
+
+    codes: Tensor
+    steps: Tensor
+    first: Tensor
+    heads: int
+
+    @classmethod
+    def of(cls, q: Tensor, centre: Tensor) -> _Query:
         flat = q.transpose(0, 1).flatten(1, 2)
-        steps = (flat.abs().amax(dim=-1) / 127).clamp(min=1e-20)
-        codes = torch.round(flat / steps[..., None]).to(torch.int8)
-        first = (flat.double() @ self.centre.double()[..., None]).float()
-        out = torch.empty(groups, rows * heads, self.size)
-        for group in range(groups):
-            sums = torch._int_mm(  # pyright: ignore[reportPrivateImportUsage]
-                self.codes[group, : self.size], codes[group].T.contiguous()
-            )
-            scaled = sums.T * (steps[group, :, None] * self.steps[group, None, : self.size])
-            torch.add(scaled, first[group], out=out[group])
-        return out.unflatten(1, (rows, heads)).transpose(0, 1)
+        steps = (flat.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-20)
+        codes = torch.round(flat / steps).to(torch.int8)
+        first = (flat.double() @ centre.double()[..., None]).float()
+        return cls(codes, steps, first, q.shape[2])
+
+    def finish(self, products: Tensor, group: int) -> Tensor:
+        """Scores of products [R P, C]."""
+        return (products * self.steps[group]).add_(self.first[group])

@@ -68,10 +68,10 @@ def retrieve(
         tokens, total = index.shortlist(q, warm, config)
         keys = warm.key_rows(tokens).double()
         logits = torch.matmul(q.double(), keys.transpose(2, 3)).float()
-        positions = warm.positions()[tokens]
+        positions = warm.blocks[tokens // BLOCK] * BLOCK + tokens % BLOCK
     padding = -num_far % BLOCK
     hot_positions = torch.arange(hot_start, hot_start + num_far + padding)
-    hot_logits = exact_scores(q, hot_k[:, :num_far].float())
+    hot_logits = exact_scores(q, hot_k[:, :num_far])
     hidden = hot_positions[:num_far] >= (lengths - config.window)[:, None]
     hot_logits = hot_logits.masked_fill(hidden[:, None, None], -torch.inf)
     hot_logits = F.pad(hot_logits, (0, padding), value=-torch.inf)

@@ -5,6 +5,7 @@ Shapes: R query rows, G key-value heads, P query heads per key-value head, C sco
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,11 @@ from torch import Tensor
 from engine.attention.config import HybridConfig
 from engine.kvcache.quantise import BLOCK
 
+STRIDE = 32
+"""Scores that stand together, by their largest, in the first of two stages of a top-k."""
+TWO_STAGES = 2 * STRIDE
+"""Scores a wanted place from which two stages are the quicker way."""
+
 
 def top_positions(scores: Tensor, count: int) -> Tensor:
     """Places of the ``count`` largest of scores [..., N], all when there are no more; rising.
@@ -20,12 +26,40 @@ def top_positions(scores: Tensor, count: int) -> Tensor:
     size = scores.shape[-1]
     if count >= size:
         return torch.arange(size).expand(*scores.shape[:-1], size)
+    if size >= TWO_STAGES * count and size % STRIDE == 0:
+        places = top_by_peaks(peaks(scores), lambda part: scores.gather(-1, part), count)
+    else:
+        places = _clear(scores, count)
+    if places is None:
+        places = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return places.sort(dim=-1).values
+
+
+def peaks(scores: Tensor) -> Tensor:
+    """scores [..., N] -> [..., N / STRIDE]: the largest of every STRIDE places that lie N / STRIDE
+    apart. Neighbours stay in different ones, so that whole vectors are compared."""
+    return scores.unflatten(-1, (STRIDE, -1)).amax(dim=-2)
+
+
+def top_by_peaks(peaks: Tensor, scores_at: Callable[[Tensor], Tensor], count: int) -> Tensor | None:
+    """Places of the ``count`` largest scores in any order, from ``peaks`` of them [..., N / STRIDE]
+    and what gives scores [..., C] at places [..., C]; None when equals compete for the last place.
+    At least ``count`` scores reach the count-th largest peak, so the rest is below all of those."""
+    width = peaks.shape[-1]
+    best = _clear(peaks, count)
+    if best is None:
+        return None
+    places = (best[..., None, :] + width * torch.arange(STRIDE)[:, None]).flatten(-2)
+    found = _clear(scores_at(places), count)
+    return None if found is None else places.gather(-1, found)
+
+
+def _clear(scores: Tensor, count: int) -> Tensor | None:
+    """Places of the ``count`` largest, None when the next one is as large as the last."""
     best = scores.topk(count + 1, dim=-1)
-    values = best.values
-    if (values[..., count - 1] > values[..., count]).all():
-        return best.indices[..., :count].sort(dim=-1).values
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    return order[..., :count].sort(dim=-1).values
+    if (best.values[..., count - 1] > best.values[..., count]).all():
+        return best.indices[..., :count]
+    return None
 
 
 def share_scores(

@@ -103,7 +103,7 @@ def test_rows_of_the_view_are_the_dequantised_keys():
         assert torch.equal(rows[0, group], whole[group, tokens[0, group]])
 
 
-@pytest.mark.parametrize("size", [3, 8, 40, 300])
+@pytest.mark.parametrize("size", [3, 8, 40, 300, 2048])
 @pytest.mark.parametrize("levels", [1, 2, 5, 10**6])
 def test_top_positions_prefer_the_lower_place_among_equals(size: int, levels: int):
     generator = torch.Generator().manual_seed(size + levels)
@@ -112,6 +112,22 @@ def test_top_positions_prefer_the_lower_place_among_equals(size: int, levels: in
     for row, places in zip(scores.tolist(), got.tolist(), strict=True):
         order = sorted(range(size), key=lambda i: (-row[i], i))
         assert places == sorted(order[:7])
+
+
+@pytest.mark.parametrize(("num_blocks", "levels"), [(40, 0), (41, 0), (40, 3)])
+def test_the_copy_finds_the_best_without_scoring_all(num_blocks: int, levels: int):
+    """More than 64 tokens a candidate; with few levels equals compete, and the lower place wins."""
+    warm, q = warm_blocks(num_blocks), queries(3)
+    if levels:
+        k = torch.randint(0, levels, (num_blocks, 2, 32, 32)).float()
+        warm = WarmBlocks(quantise_keys(k), None, warm.blocks, warm.slots)
+        q = torch.ones_like(q)
+    index = KeyCodeIndex("int8")
+    wanted = index.scores(q, warm).amax(dim=2).sort(dim=-1, descending=True, stable=True).indices
+    for count in (1, 7, 20):
+        config = HybridConfig(topk=1, candidates=count, index="int8")
+        found = index.candidates(q, warm, config)
+        assert torch.equal(found, wanted[..., :count].sort(dim=-1).values)
 
 
 @pytest.mark.parametrize("shared", [False, True])
