@@ -13,7 +13,6 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -21,11 +20,12 @@ import structlog
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.errors import ContextLost, DeadlineExceeded, EngineError
 from engine.light.engine import LightEngine
 from engine.light.stream import joined
+from engine.mailbox import Answer, Call, Client, Mailbox
 from engine.model.config import ModelConfig
 from engine.runtime.types import (
     ContextId,
@@ -44,11 +44,6 @@ from engine.runtime.types import (
 
 log = structlog.get_logger(__name__)
 
-Call = tuple[int, str, tuple[Any, ...]]
-"""(id within the client, verb, arguments); id -1 = nobody waits for the result."""
-Answer = tuple[int, Any, Exception | None]
-Client = tuple[str, str]
-"""(name, incarnation): a restarted process keeps its name."""
 NO_REPLY = -1
 MAX_MESSAGES = 1000
 """Of all clients at once; each has one exchange waiting, the others are short."""
@@ -57,17 +52,6 @@ RECOVERY_S = 60.0
 DEADLINE_S = 900.0
 """How long a call to a living engine may take: longer than any step, shorter than a night."""
 _PAUSE_S = 0.1
-
-
-@dataclass(slots=True)
-class _Mailbox:
-    """What one client asked for and has not fetched yet, and the contexts it holds."""
-
-    answers: list[Answer] = field(default_factory=list)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    # the loop keeps weak references only
-    running: set[asyncio.Task[None]] = field(default_factory=set)
-    contexts: set[ContextId] = field(default_factory=set)
 
 
 class EngineActor:
@@ -100,7 +84,7 @@ class EngineActor:
             vocabulary=vocabulary,
             on_failure=_end_process,
         )
-        self._mailboxes: dict[Client, _Mailbox] = {}
+        self._mailboxes: dict[Client, Mailbox] = {}
         if announce is not None:
             announce(os.getpid())
 
@@ -131,9 +115,9 @@ class EngineActor:
         answers, mailbox.answers = mailbox.answers, []
         return answers
 
-    async def _welcome(self, client: Client) -> _Mailbox:
+    async def _welcome(self, client: Client) -> Mailbox:
         """A new client; what an earlier process of the same name held is freed."""
-        mailbox = self._mailboxes[client] = _Mailbox()
+        mailbox = self._mailboxes[client] = Mailbox()
         for old in [key for key in self._mailboxes if key[0] == client[0] and key != client]:
             dead = self._mailboxes.pop(old)
             log.info("engine_client_replaced", client=client[0], contexts=len(dead.contexts))
@@ -144,7 +128,7 @@ class EngineActor:
                 await self._engine.release(ctx)
         return mailbox
 
-    async def _run(self, mailbox: _Mailbox, call: Call) -> None:
+    async def _run(self, mailbox: Mailbox, call: Call) -> None:
         call_id, verb, arguments = call
         answer: Answer
         try:
@@ -168,7 +152,7 @@ class EngineActor:
             mailbox.ready.set()
 
     async def _stream(
-        self, mailbox: _Mailbox, call_id: int, observed: list[int], request: StepRequest
+        self, mailbox: Mailbox, call_id: int, observed: list[int], request: StepRequest
     ) -> StepResult:
         """Deltas are answers like any other: those that are ready travel in one message."""
         if observed:

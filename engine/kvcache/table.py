@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 
 from engine.kvcache.config import BLOCK, TierConfig
+from engine.kvcache.layout import CacheLayout
 from engine.kvcache.tiers import MOVES, State, Tier
+from engine.runtime.types import KVSummary
 
 Busy = Literal["", "a step", "a move between tiers"]
 WHOLE = np.uint32(0xFFFFFFFF)
@@ -130,6 +132,23 @@ class ContextBlocks:
     def tokens_in(self, tier: Tier) -> int:
         """Written tokens of a tier."""
         return int(np.bitwise_count(self.written[: self.num_blocks][self.tiers() == tier]).sum())
+
+    def first_full(self) -> int:
+        """First block after the last one that is not in full precision, at least 1."""
+        states = self.state[: self.num_blocks]
+        return 1 + int(np.max(np.flatnonzero(states != State.HOT), initial=0))
+
+    def summary(self, layout: CacheLayout) -> KVSummary:
+        """``kv_bytes`` on the device, a shared block counts for each context that holds it."""
+        full, warm = np.count_nonzero(self.full), np.count_nonzero(self.warm)
+        return KVSummary(
+            num_tokens=self.length,
+            num_hot=self.tokens_in(Tier.FULL),
+            num_warm=self.tokens_in(Tier.WARM),
+            num_cold=self.tokens_in(Tier.COLD),
+            kv_bytes=int(full) * layout.full_block_bytes + int(warm) * layout.warm_block_bytes,
+            cold_bytes=int(np.count_nonzero(self.record)) * layout.record_bytes,
+        )
 
     def missing(self) -> np.ndarray:
         """Positions below ``length`` that are nowhere, int64, rising."""

@@ -111,20 +111,9 @@ class TieredKV:
         return self._cold.store
 
     def summary(self, ctx: str) -> KVSummary:
-        """``kv_bytes`` on the device, a shared block counts for each context that holds it.
-        InvalidStateError during a step."""
+        """Account of a context. InvalidStateError during a step."""
         with self._changed:
-            context = self._idle(ctx, "get_kv_summary")
-            full, warm = np.count_nonzero(context.full), np.count_nonzero(context.warm)
-            layout = self.layout
-            return KVSummary(
-                num_tokens=context.length,
-                num_hot=context.tokens_in(Tier.FULL),
-                num_warm=context.tokens_in(Tier.WARM),
-                num_cold=context.tokens_in(Tier.COLD),
-                kv_bytes=int(full) * layout.full_block_bytes + int(warm) * layout.warm_block_bytes,
-                cold_bytes=int(np.count_nonzero(context.record)) * layout.record_bytes,
-            )
+            return self._idle(ctx, "get_kv_summary").summary(self.layout)
 
     def states(self, ctx: str) -> list[State]:
         """Of each block."""
@@ -156,9 +145,7 @@ class TieredKV:
     def first_full(self, ctx: str) -> int:
         """First block after the last one that is not in full precision, at least 1."""
         with self._changed:
-            context = self._idle(ctx, "first_full")
-            states = context.state[: context.num_blocks]
-            return 1 + int(np.max(np.flatnonzero(states != State.HOT), initial=0))
+            return self._idle(ctx, "first_full").first_full()
 
     def config_of(self, ctx: str) -> TierConfig:
         """With the context's own hot zone, see ``set_hot``."""
