@@ -53,6 +53,7 @@ CONFIG = EngineConfig.model_validate(
         "tiers": {"warm": 128, "host_bytes": 16 << 20},
     }
 )
+STILL_S = 120.0
 FIRST = 20
 """Times to first token whose spread is compared."""
 
@@ -73,7 +74,8 @@ class Soak:
             ctx = await self.engine.init_context(_prompt(rng, 60), ContextPolicy())
             try:
                 for _ in range(int(rng.integers(3, 12))):
-                    await self._act(rng, ctx)
+                    if time.perf_counter() < self.until:
+                        await self._act(rng, ctx)
             except EngineError as error:
                 # no room, or a context that is full: the next one then
                 self.refused[type(error).__name__] += 1
@@ -84,6 +86,18 @@ class Soak:
         name = str(rng.choice(list(_ACTS)))
         await _ACTS[name](self.engine, ctx, rng)
         self.done[name] += 1
+
+    async def finish(self, work: asyncio.Future[Any]) -> None:
+        """TimeoutError when nothing at all has ended for two minutes."""
+        seen = -1
+        while not work.done():
+            await asyncio.wait({work}, timeout=STILL_S)
+            ended = sum(self.done.values()) + sum(self.refused.values()) + len(self.first_s)
+            if not work.done() and ended == seen:
+                work.cancel()
+                raise TimeoutError(f"nothing has ended for {STILL_S:g} s, after {dict(self.done)}")
+            seen = ended
+        work.result()
 
     async def look(self, every_s: float) -> None:
         """Memory and a time to first token."""
@@ -170,8 +184,8 @@ async def soak(seconds: float, workers: int = 8, every_s: float = 0.5) -> dict[s
     try:
         await engine.warm_up()
         run = Soak(engine, time.perf_counter() + seconds)
-        async with asyncio.timeout(seconds + 120):
-            await asyncio.gather(run.look(every_s), *(run.worker(n) for n in range(workers)))
+        work = asyncio.gather(run.look(every_s), *(run.worker(n) for n in range(workers)))
+        await run.finish(work)
         left = await engine.info()
     finally:
         engine.close()

@@ -114,9 +114,9 @@ class TimedHybridRows(HybridRows):
                     }
                 )
                 row = run.row + run.count - 1
-                view = LayerView(
-                    length, *(p.contiguous() for p in parts), self._warm_of(layer, run)
-                )
+                sink_k, sink_v, hot_k, hot_v = (part.contiguous() for part in parts)
+                warm = self._warm_of(layer, run)
+                view = LayerView(length, sink_k, sink_v, hot_k, hot_v, warm)
                 best = attend_hybrid(scaled[row], view, exact, None, 1.0).selected
                 assert best is not None, "a sparse row selects"
                 self._count(self._selections[row, layer], best)
