@@ -17,7 +17,14 @@ from engine.attention.codes import scan_codes
 from engine.attention.config import HybridConfig, IndexKind
 from engine.attention.latent import latent_scores
 from engine.attention.scores import exact_scores
-from engine.attention.select import TWO_STAGES, peaks, share_scores, top_by_peaks, top_positions
+from engine.attention.select import (
+    STRIDE,
+    TWO_STAGES,
+    peaks,
+    share_scores,
+    top_by_peaks,
+    top_positions,
+)
 from engine.attention.view import WarmBlocks
 from engine.errors import AttentionError
 from engine.kvcache.quantise import BLOCK, dequantise_keys
@@ -152,12 +159,9 @@ class _Int8Copy:
 
     def scores(self, q: Tensor) -> Tensor:
         """q fp32 [R, G, P, D] -> fp32 [R, G, P, N]"""
-        rows, heads = q.shape[0], q.shape[2]
         query = _Query.of(q, self.centre)
-        buffer = torch.empty(q.shape[1], rows * heads, self.size)
-        for group, products in enumerate(buffer):
-            products.copy_(query.finish(self._products(query, group, products), group))
-        return buffer.unflatten(1, (rows, heads)).transpose(0, 1)
+        scores = query.finish(self._products(query))
+        return scores.unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
 
     def best(self, q: Tensor, count: int) -> Tensor | None:
         """Places of the ``count`` largest of a group's heads' largest scores, int64 [R, G, count],
@@ -168,36 +172,33 @@ class _Int8Copy:
         """
         if self.size < TWO_STAGES * count:
             return None
-        query = _Query.of(q, self.centre)
-        buffer = torch.empty(query.codes.shape[1], self.size)
-        found: list[Tensor] = []
-        for group in range(q.shape[1]):
-            places = self._best_of_group(query, group, buffer, count)
-            if places is None:
-                return None
-            found.append(places)
-        return torch.stack(found, dim=1)
-
-    def _best_of_group(
-        self, query: _Query, group: int, buffer: Tensor, count: int
-    ) -> Tensor | None:
-        products = self._products(query, group, buffer)
+        query, heads = _Query.of(q, self.centre), q.shape[2]
+        tops = torch.empty(*query.codes.shape[:2], self.size // STRIDE)
+        products = self._products(query, tops)
 
         def shared(part: Tensor) -> Tensor:
-            return query.finish(part, group).unflatten(0, (-1, query.heads)).amax(dim=1)
+            return query.finish(part).unflatten(1, (-1, heads)).amax(dim=2)
 
         def scores_at(places: Tensor) -> Tensor:
-            return shared(products.gather(1, places.repeat_interleave(query.heads, dim=0)))
+            return shared(products.gather(2, places.repeat_interleave(heads, dim=1)))
 
-        places = top_by_peaks(shared(peaks(products)), scores_at, count)
-        return None if places is None else places.sort(dim=-1).values
+        places = top_by_peaks(shared(tops), scores_at, count)
+        return None if places is None else places.sort(dim=-1).values.transpose(0, 1).contiguous()
 
-    def _products(self, query: _Query, group: int, into: Tensor) -> Tensor:
-        """fp32 [R P, N] in ``into``: integer products times the token's step."""
-        sums = torch._int_mm(  # pyright: ignore[reportPrivateImportUsage]
-            query.codes[group], self.codes[group, : self.size].T
-        )
-        return into.copy_(sums).mul_(self.steps[group, : self.size])
+    def _products(self, query: _Query, tops: Tensor | None = None) -> Tensor:
+        """Integer products times the token's step, fp32 [G, R P, N]; their peaks in ``tops``."""
+        groups, rows = query.codes.shape[:2]
+        sums = torch.empty(rows, self.size, dtype=torch.int32)
+        products = torch.empty(groups, rows, self.size)
+        for group, into in enumerate(products):
+            keys = self.codes[group, : self.size].T
+            torch._int_mm(  # pyright: ignore[reportPrivateImportUsage]
+                query.codes[group], keys, out=sums
+            )
+            into.copy_(sums).mul_(self.steps[group, : self.size])
+            if tops is not None:
+                tops[group] = peaks(into)
+        return products
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,6 @@ class _Query:
     codes: Tensor
     steps: Tensor
     first: Tensor
-    heads: int
 
     @classmethod
     def of(cls, q: Tensor, centre: Tensor) -> _Query:
@@ -216,8 +216,8 @@ class _Query:
         steps = (flat.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-20)
         codes = torch.round(flat / steps).to(torch.int8)
         first = (flat.double() @ centre.double()[..., None]).float()
-        return cls(codes, steps, first, q.shape[2])
+        return cls(codes, steps, first)
 
-    def finish(self, products: Tensor, group: int) -> Tensor:
-        """Scores of products [R P, C]."""
-        return (products * self.steps[group]).add_(self.first[group])
+    def finish(self, products: Tensor) -> Tensor:
+        """Scores of products [G, R P, C]."""
+        return (products * self.steps).add_(self.first)

@@ -14,9 +14,9 @@ from torch import Tensor
 from engine.attention.config import HybridConfig
 from engine.kvcache.quantise import BLOCK
 
-STRIDE = 32
+STRIDE = 16
 """Scores that stand together, by their largest, in the first of two stages of a top-k."""
-TWO_STAGES = 2 * STRIDE
+TWO_STAGES = 4 * STRIDE
 """Scores a wanted place from which two stages are the quicker way."""
 
 

@@ -79,7 +79,7 @@ class WarmBlocks:
         low = keys.low[slot, head, :, offset]
         nibbles = torch.stack([low & 15, low >> 4], dim=-1).flatten(-2)
         codes = torch.stack(quads, dim=-1).flatten(-2) << 4 | nibbles
-        minimum, scale = keys.minimum[slot, head], keys.scale[slot, head]
+        minimum, scale = _picked(keys.minimum, slot, head), _picked(keys.scale, slot, head)
         return minimum.float() + scale.float() * codes.float()
 
     def value_rows(self, tokens: Tensor, value_dim: int) -> Tensor:
@@ -90,7 +90,7 @@ class WarmBlocks:
         values = self.values
         minimum = values.minimum
         rows = WarmValues(
-            values.codes[slot, head, offset],
+            _picked(values.codes, slot, head, offset),
             values.scale[slot, head, offset],
             None if minimum is None else minimum[slot, head, offset],
         )
@@ -100,6 +100,16 @@ class WarmBlocks:
         slot = self.slots[tokens // BLOCK]
         head = torch.arange(tokens.shape[1])[:, None].expand(tokens.shape)
         return slot, head, tokens % BLOCK
+
+
+def _picked(pool: Tensor, *places: Tensor) -> Tensor:
+    """pool[places], as copies of whole rows where the pool is dense: indexing goes by elements."""
+    if not pool.is_contiguous():
+        return pool[places]
+    place, rows = places[0], pool
+    for along in places[1:]:
+        place, rows = place * rows.shape[1] + along, rows.flatten(0, 1)
+    return rows.index_select(0, place.flatten()).unflatten(0, place.shape)
 
 
 def dense_keys(keys: WarmKeys) -> WarmKeys:
