@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.attention.config import HybridConfig
 from engine.attention.recorded import CodeFlips, CodesOfLayer, code_keys, code_values
 from engine.attention.retrieve import selection_width
+from engine.attention.score_cap import ScoreCap
 from engine.attention.select import choose, listed
 from engine.attention.sequence import attend_sequence
 from engine.attention.summary import Summarise
@@ -50,11 +51,12 @@ def attend_batch(
     recorded: CodesOfLayer | None = None,
     flips: CodeFlips | None = None,
     summarise: Summarise | None = None,
+    cap: ScoreCap | None = None,
 ) -> BatchAttended:
     """q [B, T, A, D], k [B, T, G, D], v [B, T, G, V], zero where padded on the right; lengths
     int64 [B]; v None: latent attention, see attend_sequence. ``replay`` int32 [B, T, G, P | 1, K],
-    -1 fills. ``recorded``, ``flips``, ``summarise``: see attend_sequence. Scores are
-    q.k / sqrt(D). AttentionError when what was recorded does not fit."""
+    -1 fills. ``recorded``, ``flips``, ``summarise``, ``cap``: see attend_sequence.
+    Scores are q.k / sqrt(D). AttentionError when what was recorded does not fit."""
     config.check_hot(hot)
     _check_replay(q, k, config, replay)
     if recorded is not None:
@@ -64,7 +66,7 @@ def attend_batch(
     whole = config.topk_unit == "token" and config.index in ("codes", "int8", "bf16", "latent")
     coding = _Coding(profile, hot, longest, recorded, flips, summarise)
     if not whole or num_far > config.candidates or config.summary_weight > 0:
-        return _one_by_one(q, k, v, lengths, config, coding, value_dim, replay, with_choice)
+        return _one_by_one(q, k, v, lengths, config, coding, value_dim, replay, with_choice, cap)
     groups = k.shape[2]
     queries = (q.float() * q.shape[-1] ** -0.5).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)
     keys, warm_keys = coding.both(k, is_key=True)
@@ -82,6 +84,9 @@ def attend_batch(
     if replay is None or with_choice:
         own = _choice(queries.detach(), keys.detach(), warm_keys.detach(), warm, steps, config)
     seen = _seen(own if replay is None else replay, steps, config)
+    if cap is not None:
+        real = steps <= lengths[:, None]
+        logits = cap.clamp(logits, seen & real[:, None, None, :, None])
     weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1)
     out = torch.matmul(weights.masked_fill(warm, 0.0), values[:, :, None])
     if bool(warm.any()):
@@ -186,6 +191,7 @@ def _one_by_one(
     value_dim: int | None,
     replay: Tensor | None,
     with_choice: bool,
+    cap: ScoreCap | None,
 ) -> BatchAttended:
     longest = q.shape[1]
     outs, choices = [], []
@@ -203,7 +209,7 @@ def _one_by_one(
             recorded=codes,
             summarise=coding.summarise,
         )
-        done = attend(replay=chosen, flips=coding.flips)
+        done = attend(replay=chosen, flips=coding.flips, cap=cap)
         outs.append(_to_length(done.out, longest))
         if with_choice:
             if chosen is not None:

@@ -19,6 +19,7 @@ from engine.attention.index import KeyCodeIndex
 from engine.attention.merge import merge, softmax_part
 from engine.attention.recorded import CodeFlips, CodesOfLayer, code_keys, code_values
 from engine.attention.retrieve import Retrieved, retrieve, selection_width
+from engine.attention.score_cap import ScoreCap
 from engine.attention.summary import Summarise, check_summarise, means_of, summary_part
 from engine.attention.topology import Chunk, causal_mask, chunks, near_mask, warm_end, warm_start
 from engine.attention.view import LayerView, WarmBlocks, dense_keys, dense_values
@@ -57,14 +58,16 @@ def attend_sequence(
     recorded: CodesOfLayer | None = None,
     flips: CodeFlips | None = None,
     summarise: Summarise | None = None,
+    cap: ScoreCap | None = None,
 ) -> SequenceAttended:
     """q [n, A, D], k [T, G, D], v [T, G, V] as the model made them, before any coding; v None:
     latent attention, values are the first ``value_dim`` channels of what keys read as. ``replay``:
     ``selected`` of another run, read instead of choosing. ``warm``: tokens the warm tier holds;
     older ones are cold and hidden, None hides none. ``recorded``: an engine's codes of one
     sequence, read in the place of these queries' own; ``flips`` counts how these differ.
-    ``summarise``: the layer's trained summaries, needed when they are on. AttentionError when what
-    was recorded does not fit, or they are missing."""
+    ``summarise``: the layer's trained summaries, needed when they are on. ``cap`` holds scores of
+    tokens back, not those of summaries; the choice of tokens does not see it. AttentionError when
+    what was recorded does not fit, or summaries are missing."""
     config.check_hot(hot)
     check_summarise(config, summarise)
     if recorded is not None:
@@ -72,6 +75,7 @@ def attend_sequence(
     coding = _Coding(profile, recorded, flips)
     rows = _Rows(q, k, v, config, hot, coding, scale, value_dim, warm)
     rows.summarise = summarise if config.summaries == "adapters" else None
+    rows.cap = cap
     num_choices = 1 if config.topk_shared else rows.q.shape[2]
     shape = (len(q), k.shape[1], num_choices, selection_width(config))
     if replay is not None and replay.shape != shape:
@@ -114,6 +118,7 @@ class _Rows:
     ) -> None:
         self.config, self.warm = config, warm
         self.summarise: Summarise | None = None
+        self.cap: ScoreCap | None = None
         self.start = len(k) - len(q)
         self.coded = coding.profile != "full"
         scaled = q.float() * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -155,7 +160,10 @@ class _Rows:
                 selected = replay
             seen = (near | _mask_of(selected, num)) & causal
         logits = torch.einsum("rgpd,gnd->grpn", q, k)
-        hidden = ~seen.transpose(0, 1).expand(logits.shape)
+        shown = seen.transpose(0, 1)
+        if self.cap is not None:
+            logits = self.cap.clamp(logits, shown)
+        hidden = ~shown.expand(logits.shape)
         logits = logits.masked_fill(hidden, -torch.inf)
         out, lse = softmax_part(logits.flatten(1, 2), v)
         out = out.unflatten(1, q.shape[:1] + q.shape[2:3]).transpose(0, 1)

@@ -44,9 +44,9 @@ class Attention(nn.Module):
         out = attend(rotate(q), rotate(k), v)
         return ops.linear(out.reshape(n, -1), self.o_proj)
 
-    def scale_scores(self, factor: Tensor) -> None:
+    def scale_scores(self, factor: Tensor, alpha: float = 0.5) -> None:
         """Multiply each head's scores by factor [A]; the keys of a group are shared, so all of it
-        goes to the queries."""
+        goes to the queries, whatever ``alpha``."""
         self.q_proj.view(self.heads, self.head_dim, -1).mul_(factor[:, None, None])
 
 
@@ -97,16 +97,17 @@ class LatentAttention(nn.Module):
             out = attend(self._scaled(q_nope, q_rope), k, v)
         return ops.linear(out.reshape(n, -1), self.o_proj)
 
-    def scale_scores(self, factor: Tensor) -> None:
-        """Multiply each head's scores by factor [A]: half of it (in the exponent) each to query and
-        key where a head owns both, all to the query where k_rope is shared (facts 2.1)."""
+    def scale_scores(self, factor: Tensor, alpha: float = 0.5) -> None:
+        """Multiply each head's scores by factor [A]: factor^alpha to the query and
+        factor^(1 - alpha) to the key where a head owns both, all to the query where k_rope is
+        shared (facts 2.1)."""
         matrix = self.q_proj if self.q_a_proj is None else self.q_b_proj
         queries = matrix.view(self.heads, self.nope + self.rope, -1)
         keys = self.kv_b_proj.view(self.heads, self.nope + self.value, -1)
-        half = factor.sqrt()[:, None, None]
-        queries[:, : self.nope].mul_(half)
-        keys[:, : self.nope].mul_(half)
-        queries[:, self.nope :].mul_(factor[:, None, None])
+        factor = factor[:, None, None]
+        queries[:, : self.nope].mul_(factor**alpha)
+        keys[:, : self.nope].mul_(factor ** (1 - alpha))
+        queries[:, self.nope :].mul_(factor)
 
     def _queries(self, x: Tensor, ops: RowOps) -> Tensor:
         """[N, A, nope + rope]"""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.attention.batched import attend_batch
 from engine.attention.recorded import CodeFlips, RecordedCodes
+from engine.attention.score_cap import ScoreCap
 from engine.model.model import PolicyModel, WatchRouter
 from engine.model.summaries import adapters_of, summarise_with
 
@@ -36,6 +37,7 @@ def forward_sequences(
     watch_choice: WatchChoice | None = None,
     codes: RecordedCodes | None = None,
     code_flips: CodeFlips | None = None,
+    cap: ScoreCap | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token_ids int64 [B, T] right-padded, lengths int64 [B], experts int64 [B, T, L, K] or None.
 
@@ -43,6 +45,7 @@ def forward_sequences(
     window and chosen tokens; ``selections`` int32 [B, T, M, G, A / G | 1, S] replays recorded
     choices, ``codes`` the engine's codes, and ``code_flips`` counts those that these weights would
     set differently. Latent attention is then absorbed, because codes are made of the latent.
+    ``cap`` holds scores back before the softmax and counts them; while it is idle no bit differs.
 
     Returns (hidden [N, H], choices int64 [N, L, K], rows int64 [N] = index into B*T). Padding is
     never computed outside attention.
@@ -84,18 +87,20 @@ def forward_sequences(
                 flips=code_flips,
                 value_dim=v.shape[2] if model.config.is_mla else None,
                 summarise=summarise_with(adapters, layer),
+                cap=cap,
             )
             if watch_choice is not None:
                 assert done.selected is not None, "asked for"
                 watch_choice(layer, done.selected)
             # latent rows carry their values in front
             return done.out.flatten(0, 1)[places][..., : v.shape[2]].to(q.dtype)
-        out = F.scaled_dot_product_attention(
-            queries,
-            keys.repeat_interleave(repeat, dim=1),
-            padded(v).repeat_interleave(repeat, dim=1),
-            is_causal=True,
-        )
+        keys = keys.repeat_interleave(repeat, dim=1)
+        values = padded(v).repeat_interleave(repeat, dim=1)
+        weights = None if cap is None else _capped_weights(queries, keys, real.to(q.device), cap)
+        if weights is None:
+            out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        else:
+            out = weights @ values
         return out.transpose(1, 2).reshape(batch * longest, q.shape[1], v.shape[2])[places]
 
     replay = None if experts is None else experts.flatten(0, 1)[rows]
@@ -108,3 +113,15 @@ def forward_sequences(
         watch_router=watch_router,
     )
     return hidden, choices, rows
+
+
+def _capped_weights(q: Tensor, k: Tensor, real: Tensor, cap: ScoreCap) -> Tensor | None:
+    """Attention weights [B, A, T, T] of q, k [B, A, T, D] under ``cap``; None while it is idle, and
+    the fused product serves. real bool [B, T]."""
+    longest = q.shape[2]
+    causal = torch.ones(longest, longest, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    capped = cap.clamp(scores, causal & real[:, None, :, None])
+    if capped is scores:
+        return None
+    return capped.masked_fill(~causal, -torch.inf).softmax(dim=-1).to(q.dtype)

@@ -11,6 +11,7 @@ from infra.config import ConfigModel
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+QKClipMode = Literal["off", "weights", "logits", "both"]
 LossKind = Literal["k25_token_mask", "k2_sequence", "ppo_clip", "grpo", "dr_grpo", "gspo", "cispo"]
 
 
@@ -84,7 +85,8 @@ class ExpertClipConfig(ConfigModel):
 class OptimConfig(ConfigModel):
     profile: Literal["kimi", "seed"] = "kimi"
     """kimi: MuonClip as the K2 report has it. seed: besides, experts are clipped by the frequency
-    of their activation and cold ones rest, where ``experts`` does not say otherwise."""
+    of their activation and cold ones rest, where ``experts`` does not say otherwise, and scores
+    are clamped in the forward, where ``qk_clip_mode`` does not."""
     muon_lr: float = Field(default=3e-3, ge=0, allow_inf_nan=False)
     """Hidden matrices (attention, experts), RMS-matched to AdamW."""
     adamw_lr: float = Field(default=3e-4, ge=0, allow_inf_nan=False)
@@ -101,6 +103,15 @@ class OptimConfig(ConfigModel):
     weight_decay: float = Field(default=0.0, ge=0)
     qk_clip: float = Field(default=100.0, gt=0)
     """Attention scores a head may reach (tau of QK-Clip, parl.learner.optim.qk_clip)."""
+    qk_clip_mode: QKClipMode | None = None
+    """weights: heads over it are scaled after the step. logits: scores over it are clamped in the
+    learner's forward, which engines do not do; ``logit_clamp_fraction`` must fall to 0. None: what
+    the profile says (kimi weights, seed both)."""
+    qk_alpha: float = Field(default=0.5, ge=0, le=1)
+    """The query's share, in the exponent, of that scaling where a head owns query and key (mla)."""
+    ns_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Newton-Schulz of Muon: bfloat16 as the reference, which turns rounding of a gradient into
+    steps of about muon_lr / 256; float32 keeps 1, 2 and 4 ranks together to rounding."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Global gradient norm before the step."""
     experts: ExpertClipConfig | None = None
@@ -113,6 +124,12 @@ class OptimConfig(ConfigModel):
         if self.profile == "seed":
             return ExpertClipConfig(mode="grad", min_tokens=1)
         return ExpertClipConfig()
+
+    @property
+    def qk_mode(self) -> QKClipMode:
+        if self.qk_clip_mode is not None:
+            return self.qk_clip_mode
+        return "both" if self.profile == "seed" else "weights"
 
 
 class LearnerConfig(ConfigModel):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.recorded import CodeFlips, RecordedCodes
+from engine.attention.score_cap import ScoreCap
 from engine.kvcache.layout import CacheLayout
 from engine.model.model import PolicyModel
 from engine.model.sequences import Watch, forward_sequences
@@ -39,8 +40,14 @@ class TokenStats:
     codes: int = 0
 
 
-def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = None) -> TokenStats:
-    """Predict token t from position t - 1 for every masked t; ``watch`` sees queries and keys."""
+def token_stats(
+    model: PolicyModel,
+    batch: MicroBatch,
+    watch: Watch | None = None,
+    cap: ScoreCap | None = None,
+) -> TokenStats:
+    """Predict token t from position t - 1 for every masked t; ``watch`` sees queries and keys,
+    ``cap`` holds their scores back."""
     own = _OwnChoices(batch) if batch.selections is not None else None
     codes, code_flips = _recorded_codes(model, batch), CodeFlips()
     hidden, chosen, rows = forward_sequences(
@@ -53,6 +60,7 @@ def token_stats(model: PolicyModel, batch: MicroBatch, watch: Watch | None = Non
         watch_choice=None if own is None else own.add,
         codes=codes,
         code_flips=code_flips,
+        cap=cap,
     )
     longest = batch.token_ids.shape[1]
     target = batch.mask.flatten().nonzero()[:, 0]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -24,9 +25,12 @@ from parl.learner.losses import LOSSES, LossTokens
 from parl.learner.mismatch import correction_weights
 from parl.learner.optim.build import build_optimizers
 from parl.learner.optim.expert_clip import ExpertClip
+from parl.learner.optim.peers import Peers
 from parl.learner.optim.qk_clip import QKClip
 from parl.learner.state import load_state, save_state
 from parl.trajectory import TrainingSample
+
+log = structlog.get_logger(__name__)
 
 AllReduce = Callable[[Tensor], Tensor]
 """Sum or maximum of a tensor over all ranks; identity for one rank."""
@@ -41,17 +45,23 @@ class TokenLearner:
         config: LearnerConfig,
         all_reduce: AllReduce | None = None,
         all_max: AllReduce | None = None,
+        peers: Peers | None = None,
     ) -> None:
+        """``peers``: ranks that share the work of Muon; None = each does all of it. Whatever a
+        rank's samples, none included, all ranks make the same collective calls."""
         self.model = model
         self.config = config
         self._all_reduce = all_reduce or (lambda tensor: tensor)
         self._all_max = all_max or (lambda tensor: tensor)
-        self._qk_clip = QKClip(model, config.optim.qk_clip)
+        self._peers = peers
+        optim = config.optim
+        self._qk_clip = QKClip(model, optim.qk_clip, optim.qk_mode, optim.qk_alpha)
+        self._clamp_fraction = 0.0
         self._build_optimizers()
         self.num_updates = 0
 
     def _build_optimizers(self) -> None:
-        self.muon, self.adamw = build_optimizers(self.model, self.config.optim)
+        self.muon, self.adamw = build_optimizers(self.model, self.config.optim, self._peers)
         self._expert_clip = ExpertClip(self.model, self.config.optim.expert_clip)
 
     def reset_optimizers(self) -> None:
@@ -82,7 +92,7 @@ class TokenLearner:
             with_selections=self.config.replay_selections,
             with_codes=self.config.replay_codes,
         ):
-            stats = token_stats(self.model, batch, self._qk_clip.watch)
+            stats = token_stats(self.model, batch, self._qk_clip.watch, self._qk_clip.cap)
             tokens, dropped = self._loss_tokens(stats, norm, num_sequences)
             loss, masked = loss_fn(tokens, self.config.loss)
             loss.backward()
@@ -111,7 +121,7 @@ class TokenLearner:
         for batch in micro_batches(
             samples, [0.0] * len(samples), self.config.micro_batch_tokens, with_experts=False
         ):
-            stats = token_stats(self.model, batch, self._qk_clip.watch)
+            stats = token_stats(self.model, batch, self._qk_clip.watch, self._qk_clip.cap)
             loss = -stats.logprobs.sum() / norm
             loss.backward()
             total += loss.item()
@@ -125,7 +135,16 @@ class TokenLearner:
         }
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Copies, so that a later step cannot change what was published."""
+        """Copies, so that a later step cannot change what was published. Warns when the last step
+        trained under a clamp of scores that no engine has."""
+        if self._clamp_fraction > 0:
+            log.warning(
+                "weights trained under a clamp",
+                logit_clamp_fraction=self._clamp_fraction,
+                why="scores over optim.qk_clip were clamped in the last step; no engine clamps",
+                hint="qk_clip_mode='both' or 'weights' brings the weights down; vLLM must not "
+                "get these",
+            )
         return {
             name: tensor.detach().cpu().numpy().copy()
             for name, tensor in self.model.state_dict().items()
@@ -216,7 +235,13 @@ class TokenLearner:
         self.muon.step()
         self.adamw.step()
         highest = self._qk_clip.step(self._all_max(self._qk_clip.max_scores.clone()))
-        return metrics | {"max_attention_score": highest}
+        metrics["max_attention_score"] = highest
+        counts = self._qk_clip.take_counts()
+        if counts is not None:
+            clamped, scores = self._all_reduce(counts).tolist()
+            self._clamp_fraction = clamped / max(scores, 1.0)
+            metrics["logit_clamp_fraction"] = self._clamp_fraction
+        return metrics
 
 
 def rate_scale(num_updates: int, config: OptimConfig) -> float:

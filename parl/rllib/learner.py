@@ -19,6 +19,7 @@ from torch import Tensor
 
 from parl.config import RunConfig
 from parl.learner.learner import TokenLearner
+from parl.learner.optim.peers import Peers
 from parl.rllib.module import PolicyModule
 from parl.trajectory import TrainingSample
 
@@ -42,8 +43,14 @@ class PARLTorchLearner(TorchLearner):
         """TokenLearner owns its optimizers and rebuilds them, so RLlib is told of none."""
         module = self.module[module_id]
         assert isinstance(module, PolicyModule), f"{module_id} is a {type(module).__name__}"
-        ranks = (_sum_over_ranks, _max_over_ranks) if self.distributed else ()
-        self.tokens = TokenLearner(module.policy, self._run.learner, *ranks)
+        if not self.distributed:
+            self.tokens = TokenLearner(module.policy, self._run.learner)
+            return
+        ranks = torch.distributed
+        peers = Peers(ranks.get_rank(), ranks.get_world_size(), _gather_over_ranks)
+        self.tokens = TokenLearner(
+            module.policy, self._run.learner, _sum_over_ranks, _max_over_ranks, peers
+        )
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """No DDP wrapper: it normalises per rank and fails on experts that got no token. The
@@ -110,3 +117,9 @@ def _sum_over_ranks(tensor: Tensor) -> Tensor:
 def _max_over_ranks(tensor: Tensor) -> Tensor:
     torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
     return tensor
+
+
+def _gather_over_ranks(tensor: Tensor) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(found, tensor)
+    return found

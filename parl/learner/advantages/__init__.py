@@ -10,19 +10,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from infra.errors import ConfigError
+from parl.learner.advantages.decoupled import decoupled
 from parl.learner.advantages.group_mean import group_mean
 from parl.learner.advantages.group_std import group_std
 
 Estimator = Callable[[np.ndarray, Sequence[str], np.ndarray], np.ndarray]
 
-ESTIMATORS: dict[str, Estimator] = {"group_mean": group_mean, "group_std": group_std}
+ESTIMATORS: dict[str, Estimator] = {
+    "group_mean": group_mean,
+    "group_std": group_std,
+    "decoupled": decoupled,
+}
 
 
 def check_estimator(kind: str) -> None:
     """ConfigError lists the known ones."""
     if kind not in ESTIMATORS:
         raise ConfigError(
-            f"rounds.advantage={kind!r} is unknown; expected one of {', '.join(sorted(ESTIMATORS))}"
+            f"rounds.advantage={kind!r} is unknown; expected one of {', '.join(ESTIMATORS)}"
         )
 
 

@@ -1,9 +1,17 @@
-"""QK-Clip: after a step, heads whose attention scores grew too large get smaller query weights.
+"""QK-Clip: attention scores that grew too large are held back, in the weights or in the forward.
 
-Kimi K2 report, section 2.1 (facts/kimi-facts.md 2): S = max over the batch and i >= j of
-q_i . k_j / sqrt(D) for each head; where S > tau, W_q <- (tau / S) W_q. The forward and backward of
-the step are not altered. K2 splits the factor between W_q and W_k (alpha = 1/2) because its heads
-own both; under gqa a group of query heads shares its key head, so all of it goes to W_q.
+weights (Kimi K2 report, section 2.1; facts/kimi-facts.md 2.1): S = max over the batch and i >= j of
+q_i . k_j / sqrt(D) for each head; after a step, where S > tau, the head's scores are scaled by
+gamma = tau / S for good. The forward and backward of the step are not altered. Where heads own
+both, W_q takes gamma^alpha and W_k gamma^(1 - alpha); under gqa a group of query heads shares its
+key head, so all of it goes to W_q.
+
+logits (the seed; facts/kimi-facts.md 2.2): scores over tau are clamped before the softmax of the
+learner's forward, with gradient 0. K2 rejects this alone: the products behind it still grow, and
+no engine clamps. With ``both`` the weights keep the clamp idle once they have come down.
+``logit_clamp_fraction`` says how idle: weights of a step where it is above 0 are not those that an
+engine serves. TokenLearner.weights warns then; a publisher that must refuse them (export to vLLM)
+reads the figure in the step's metrics, before parl.weights writes the set.
 
 Large scores are also what lifts fp32 rounding: at S = 75 engine and learner were seen to differ by
 2.6e-4 in the logprob of a token.
@@ -14,19 +22,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.attention.score_cap import ScoreCap
 from engine.model.attention import Attention, LatentAttention
 from engine.model.model import Layer, PolicyModel
+from parl.learner.config import QKClipMode
 
 
 class QKClip:
     """Watches the forward passes of one step, then clips. Shapes: B sequences, T longest length, A
     query heads, G key heads, D head size, L layers."""
 
-    def __init__(self, model: PolicyModel, tau: float) -> None:
+    def __init__(
+        self, model: PolicyModel, tau: float, mode: QKClipMode = "weights", alpha: float = 0.5
+    ) -> None:
         self._layers = [_attention(layer) for layer in model.layers]
         self._tau = tau
+        self._alpha = alpha
+        self._scales = mode in ("weights", "both")
+        self.cap = ScoreCap(tau) if mode in ("logits", "both") else None
+        """For the forward passes; None where the mode has no clamp."""
         self.max_scores = torch.zeros(len(self._layers), self._layers[0].heads)
-        """fp32 [L, A] since the last ``step``."""
+        """fp32 [L, A] since the last ``step``, before any clamp."""
 
     @torch.no_grad()
     def watch(self, layer: int, q: Tensor, k: Tensor) -> None:
@@ -42,13 +58,22 @@ class QKClip:
 
     @torch.no_grad()
     def step(self, max_scores: Tensor) -> float:
-        """Clip by ``max_scores`` fp32 [L, A] (the maximum over all ranks), forget what was watched;
-        returns the highest score before the clip."""
-        factors = self._tau / max_scores.clamp(min=self._tau)
-        for attention, factor in zip(self._layers, factors, strict=True):
-            attention.scale_scores(factor)
+        """Clip by ``max_scores`` fp32 [L, A] (the maximum over all ranks) where the mode says so,
+        forget what was watched; returns the highest score before the clip."""
+        if self._scales:
+            factors = self._tau / max_scores.clamp(min=self._tau)
+            for attention, factor in zip(self._layers, factors, strict=True):
+                attention.scale_scores(factor, self._alpha)
         self.max_scores.zero_()
         return float(max_scores.max())
+
+    def take_counts(self) -> Tensor | None:
+        """float64 [2]: scores clamped and scores read since the last call; None without a clamp."""
+        if self.cap is None:
+            return None
+        counts = torch.tensor([self.cap.clamped, self.cap.scores], dtype=torch.float64)
+        self.cap.reset()
+        return counts
 
 
 def _attention(layer: object) -> Attention | LatentAttention:
