@@ -125,12 +125,15 @@ class WaitingRoom:
             )
         self.require_open()
         self._expire(now)
-        is_full = len(self._waiting) >= self.room and not self._may_begin(ticket)
-        if is_full and not self._send_away(ticket, now):
-            self.counts.shed += 1
-            raise self._overloaded()
         self._waiting.append(ticket)
         self.admit(now)
+        # only now: a place that is kept free may have been for it, however many wait
+        if ticket in self._waiting and len(self._waiting) > self.room:
+            self._waiting.remove(ticket)
+            if not self._send_away(ticket, now):
+                self.counts.shed += 1
+                raise self._overloaded()
+            self._waiting.append(ticket)
         self._notice_peak()
 
     def require_open(self) -> None:
@@ -178,13 +181,6 @@ class WaitingRoom:
     def retry_after_s(self) -> float:
         """When those who wait now should have begun, by the mean time a request ran lately."""
         return max(1.0, math.ceil((len(self._waiting) + 1) * self._mean_s / self._limit))
-
-    def _may_begin(self, ticket: Ticket) -> bool:
-        """A place that is kept free is for it, whoever waits."""
-        free = self._limit - len(self._running)
-        used = sum(running.kv_bytes for running in self._running)
-        fits = used + ticket.kv_bytes <= self._kv_bytes_total
-        return ticket.priority >= self.config.vip_priority and free > 0 and fits
 
     def _kept_free(self, ticket: Ticket) -> int:
         return 0 if ticket.priority >= self.config.vip_priority else self.config.reserved
