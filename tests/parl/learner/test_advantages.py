@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from infra.errors import ConfigError
 from parl.learner.advantages import ESTIMATORS, advantages_for
+from parl.learner.advantages.decoupled import FLOOR
 
 NONE = np.zeros(8, dtype=bool)
 rewards_of_groups = st.lists(
@@ -100,3 +101,23 @@ def test_unknown_estimator_names_the_known():
     """The message lists what there is."""
     with pytest.raises(ConfigError, match="group_mean, group_std"):
         advantages_for("gae", np.zeros(1), ["x"], np.zeros(1, bool))
+
+
+def test_a_floor_keeps_the_weight_of_length():
+    """decoupled: group_std where answers differ, group_mean over the floor where all are right, so
+    that the weight of length counts and no divisor is more than twice another."""
+    mixed = np.array([1.0, 0, 0, 0, 0, 0, 0, 0])
+    first, second = (advantages_for(k, mixed, ["x"] * 8, NONE) for k in ("decoupled", "group_std"))
+    np.testing.assert_array_equal(first, second)
+    length_term = np.linspace(0, 1, 8)
+    small, large = (
+        np.ptp(advantages_for("decoupled", 1 + w * length_term, ["x"] * 8, NONE))
+        for w in (0.05, 0.5)
+    )
+    assert large / small == pytest.approx(10.0)
+    assert small == pytest.approx(0.05 / FLOOR)
+    # the trap: a spread over the floor and the weight is gone
+    spreads = [
+        np.ptp(advantages_for("decoupled", 1 + w * length_term, ["x"] * 8, NONE)) for w in (2, 4)
+    ]
+    assert spreads[0] == pytest.approx(spreads[1])
