@@ -148,6 +148,7 @@ def test_parl_chat_talks_to_it(process: ServerProcess):
     assert refused.returncode == 1 and "401" in refused.stderr and "\n" not in refused.stderr[:-1]
 
 
+@pytest.mark.timeout(1800)
 def test_schemathesis_finds_nothing(process: ServerProcess, tmp_path: Path):
     """Valid and invalid data against the served document, every check. A valid body may still be
     refused with 400: schemas of tools, grammars, ids of calls and token ids mean more than JSON
