@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.kvcache.blocks import BlockPool
-from engine.kvcache.paged import ROWS, AttentionPlan, PagedKV, WriteSlots
+from engine.kvcache.paged import PagedKV
 from engine.light.context import Context
 from engine.light.contexts import ContextTable
 from engine.light.debug import PartClock
+from engine.light.paged_rows import PagedRows
 from engine.light.rows import Plan
+from engine.light.timed_rows import TimedPagedRows
 from engine.model.config import ModelConfig
 from engine.runtime.types import ContextId, ContextPolicy, EvictResult, EvictSelector, KVSummary
 
@@ -138,8 +137,6 @@ class PagedTable(ContextTable):
         width = max(positions) // self._config.block_size + 1
         tables = self.tables[np.array(slots), :width]
         if clock is not None:
-            from engine.light.timed_rows import TimedPagedRows
-
             timed = TimedPagedRows(self._kv, tables, np.array(positions, np.int64))
             timed.clock = clock
             return timed
@@ -193,34 +190,3 @@ class PagedTable(ContextTable):
             (copy,) = self._allocate(1)
             self._kv.copy_block(source, copy)
             self._own(context, logical, copy)
-
-
-class PagedRows:
-    """CacheRows over PagedKV: tables int64 [N, J], positions int64 [N]."""
-
-    def __init__(self, kv: PagedKV, tables: np.ndarray, positions: np.ndarray) -> None:
-        self.kv, self.tables, self.positions = kv, tables, positions
-        # rows of the longest contexts first (AttentionPlan)
-        self.order = np.argsort(-(positions // kv.block_size), kind="stable")
-
-    @cached_property
-    def _places(self) -> tuple[AttentionPlan, WriteSlots]:
-        """What the rows read and where they write; the native step needs neither."""
-        size, n = self.kv.block_size, len(self.positions)
-        # padding rows come last and read block 0, which nobody owns or writes: a NaN there would
-        # reach every row that reads past its end
-        padding = -n % ROWS
-        where = np.pad(self.positions[self.order], (0, padding))
-        tables = np.pad(self.tables[self.order], ((0, padding), (0, 0)))
-        plan = AttentionPlan.of(tables, where, size)
-        blocks = torch.from_numpy(tables[np.arange(n), where[:n] // size])
-        return plan, self.kv.slots(blocks, torch.from_numpy(where[:n] % size))
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        plan, slots = self._places
-        n = len(self.positions)
-        self.kv.write(layer, slots, k[:n], v[:n])
-        return self.kv.attend(layer, q, plan)
-
-    def finish(self) -> None:
-        return None

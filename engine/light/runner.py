@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import WeightsError
 from engine.kernels.dispatch import runs_triton
 from engine.kvcache.paged import ROWS
-from engine.light.paged_contexts import PagedRows
+from engine.light.paged_rows import PagedRows
 from engine.light.row_check import check_row_bits
 from engine.light.rows import CacheRows, Reads
 from engine.light.sampler import Drawn, RowRules, draw, is_plain
