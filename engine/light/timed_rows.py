@@ -13,6 +13,21 @@ from engine.attention.topology import is_dense
 from engine.attention.view import LayerView
 from engine.light.debug import PartClock
 from engine.light.hybrid_rows import HybridRows
+from engine.light.paged_rows import PagedRows
+
+
+class TimedPagedRows(PagedRows):
+    """Full attention: everything read is local. The native step reads by itself, in ``other``."""
+
+    clock: PartClock
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with self.clock.part("kv"):
+            plan, slots = self._places
+            n = len(self.positions)
+            self.kv.write(layer, slots, k[:n], v[:n])
+        with self.clock.part("local"):
+            return self.kv.attend(layer, q, plan)
 
 
 class TimedHybridRows(HybridRows):

@@ -107,11 +107,11 @@ async def _hold(server: LocalServer, stop: threading.Event) -> None:
 
 def test_attention_debug_comes_with_each_choice(small: LocalServer) -> None:
     """Whole and streamed; absent where nobody asked."""
-    asks = {"attention_debug": True, "ignore_eos": True}
+    asks: dict[str, Any] = {"attention_debug": True, "ignore_eos": True}
     told = small.complete(max_tokens=4, **asks)["choices"][0]["attention_debug"]
     assert told["local_attn_ms"] > 0 and told["batches"] == 4 and told["advice"] is not None
     assert "attention_debug" not in small.complete(max_tokens=2)["choices"][0]
-    chat = small.chat(max_tokens=3, **asks)["choices"][0]
+    chat = small.chat("hi", max_tokens=3, **asks)["choices"][0]
     assert chat["attention_debug"]["batches"] == 3
     chunks = small.stream("/v1/completions", prompt="hi", max_tokens=3, **asks)
     ends = [c for chunk in chunks for c in chunk["choices"] if c.get("finish_reason")]
