@@ -153,8 +153,9 @@ def _inputs(verb: str, body: Mapping[str, Any], tensors: bytes | None) -> list[A
 class TritonServer:
     """nvidia-pytriton's tritonserver over a model repository, on free ports of this machine."""
 
-    def __init__(self, repository: Path, *, start_s: float = 300.0) -> None:
-        """Returns when the model is ready. EngineError when it does not get there."""
+    def __init__(self, repository: Path, *, start_s: float = 900.0) -> None:
+        """Returns when the model is ready. EngineError when it does not get there: within
+        ``start_s``, generous because importing torch alone takes minutes on a busy machine."""
         binary, libraries, stub = _distribution()
         self._folder = Path(tempfile.mkdtemp(prefix="parl-triton-"))
         # the backend and the stub for this Python, side by side as the server wants them

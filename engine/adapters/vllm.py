@@ -11,14 +11,11 @@ update began poisons the engine, which is then started again with the weights it
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import astuple, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,9 @@ import numpy as np
 import structlog
 
 from engine.adapters.contexts import Made, TokenContext, TokenContexts, new_id, seed_key
-from engine.adapters.hub_weights import check_shapes, hub_tensors
+from engine.adapters.hub_weights import check_shapes
 from engine.adapters.loop_thread import LoopThread
+from engine.adapters.vllm_launch import VllmOptions, check_version, start_vllm, write_shared
 from engine.chat.vocabulary import Vocabulary
 from engine.errors import ContextLost, EngineError, NotSupportedError, WeightsError
 from engine.light.sampler import Alternatives
@@ -56,20 +54,6 @@ _CAPABILITIES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class VllmOptions:
-    """How the engine is started. ``kv_space_gib``: for the KV cache; ``fix_ups=False`` leaves the
-    repair of the CPU build's traps out, for tests that show them."""
-
-    max_context: int = 2048
-    max_contexts: int = 256
-    dtype: str = "float32"
-    kv_space_gib: int = 1
-    eager: bool = True
-    threads: str = "0-1"
-    fix_ups: bool = True
-
-
 class VllmRuntime:
     """ModelRuntime and Streaming. vLLM lives in subprocesses; ``close`` ends them."""
 
@@ -85,7 +69,7 @@ class VllmRuntime:
         probe is compared with; None = our own model in this process."""
         from engine.model.checkpoint.load import open_checkpoint
 
-        self._check_version()
+        check_version()
         self.options = options or VllmOptions()
         self._folder = folder
         self._config, source = open_checkpoint(folder)
@@ -378,7 +362,7 @@ class VllmRuntime:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         engine, number = self._engine, str(weights.manifest.version)
-        path = await asyncio.to_thread(_write_shared, weights)
+        path = await asyncio.to_thread(write_shared, weights)
         try:
             await engine.pause_generation(mode="keep", clear_cache=False)
             await engine.start_weight_update()
@@ -450,45 +434,11 @@ class VllmRuntime:
         await self._launch()
 
     async def _launch(self) -> None:
-        options = self.options
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(options.kv_space_gib)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = options.threads
-        os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        from vllm import AsyncEngineArgs
-        from vllm.config import WeightTransferConfig
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from engine.adapters.vllm_names import BACKEND
-
-        mla = self._config.is_mla
-        module = "engine.adapters.vllm_worker"
-        arguments: dict[str, Any] = {
-            "model": str(self._folder),
-            "dtype": options.dtype,
-            "enforce_eager": options.eager,
-            "max_model_len": options.max_context,
-            "max_num_batched_tokens": max(2048, options.max_context),
-            "max_num_seqs": 64,
-            "skip_tokenizer_init": True,
-            "logprobs_mode": "processed_logprobs",
-            "max_logprobs": 20,
-            # the CPU's MLA has neither
-            "enable_prefix_caching": not mla,
-            "async_scheduling": False,
-            "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-            "worker_extension_cls": f"{module}.ParlWorker",
-            "logits_processors": [f"{module}:DrawProcessor"],
-            # trap C: the CPU's rotary kernel mishandles MLA's queries
-            "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]},
-            "disable_log_stats": True,
-        }
-        if mla:
-            arguments["enable_chunked_prefill"] = False
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
+        self._engine = start_vllm(self._folder, self.options, self._config.is_mla)
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest({}))
-        # the first step compiles parts of vLLM, which can take minutes: not a caller's
+        # the first step is slow (compiled engines build parts of vLLM there): not a caller's
         await self.score(self._probe_ids())
         self._poison = ""
 
@@ -517,32 +467,6 @@ class VllmRuntime:
         self._num_running -= 1
         if not self._num_running:
             self._quiet.set()
-
-    def _check_version(self) -> None:
-        found = ""
-        for name in ("vllm-cpu", "vllm"):
-            try:
-                found = version(name)
-                break
-            except PackageNotFoundError:
-                continue
-        if not found:
-            raise NotSupportedError(
-                "vLLM is not installed here; scripts/engine-venvs.sh makes an environment for it"
-            )
-        if tuple(int(part) for part in found.split(".")[:2]) not in ((0, 32), (0, 33)):
-            raise NotSupportedError(f"vLLM {found}; this adapter is written for 0.32 and 0.33")
-
-
-def _write_shared(weights: WeightSet) -> Path:
-    """A safetensors file in memory that vLLM's worker maps."""
-    from safetensors.numpy import save_file
-
-    shared = Path("/dev/shm")
-    folder = shared if shared.is_dir() else Path(tempfile.gettempdir())
-    path = folder / f"parl-weights-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    save_file({name: np.asarray(t, order="C") for name, t in hub_tensors(weights)}, path)
-    return path
 
 
 def _alternatives(entry: Any, count: int) -> Alternatives:

@@ -29,7 +29,7 @@ from engine.runtime.protocol import ModelRuntime
 from engine.runtime.types import ContextPolicy, DrawKey, StepRequest, StepResult, WeightSet
 from tests.engine.adapters.tiny_hub import TEXT, byte_tokenizer, make_set, save_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 VOCABULARY = Vocabulary.of(HFTokenizer(byte_tokenizer()))
 CONFIG = EngineConfig(max_context=160, num_blocks=512, max_contexts=128, max_rows=96)
 

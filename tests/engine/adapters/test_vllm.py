@@ -28,7 +28,7 @@ from engine.runtime.types import ContextPolicy, DrawKey, StepRequest, WeightSet
 from engine.runtime.weights import make_weight_set
 from tests.engine.adapters.tiny_hub import DEEPSEEK, LLAMA, make_set, save_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 T = TypeVar("T")
 BYTES = Vocabulary(tuple(bytes([32 + i]) for i in range(LLAMA.vocab_size)), (0,))
 
@@ -123,7 +123,7 @@ def test_trap_d_a_failed_update_restarts_the_engine(llama: VllmRuntime):
         # a file that ends early, as after a full /dev/shm
         from engine.adapters import vllm
 
-        whole = vllm._write_shared
+        whole = vllm.write_shared
 
         def torn(weights: WeightSet) -> Path:
             path = whole(weights)
@@ -131,11 +131,11 @@ def test_trap_d_a_failed_update_restarts_the_engine(llama: VllmRuntime):
                 path.write_bytes(path.read_bytes()[:2000])
             return path
 
-        vllm._write_shared = torn
+        vllm.write_shared = torn
         try:
             return await llama.load_weights(make_set(LLAMA, 42))
         finally:
-            vllm._write_shared = whole
+            vllm.write_shared = whole
 
     with pytest.raises(WeightsError, match="started again with version 41"):
         run(llama, broken())
