@@ -11,9 +11,9 @@ import pytest
 
 from engine.chat.base import Tokenizer
 from engine.chat.tokenizers import ByteTokenizer
+from engine.chat.vocabulary import Vocabulary
 from engine.constrain.constrainer import Constrainer
 from engine.constrain.hints import shortest_match
-from engine.chat.vocabulary import Vocabulary
 from engine.errors import ConstraintError, NotSupportedError
 from engine.runtime.types import Constraint, ContextId, StepRequest
 from tests.engine.chat.dialogues import small_hf, small_kimi

@@ -15,8 +15,8 @@ from engine.chat.base import Tokenizer
 from engine.chat.calls import CallFinder, FoundTurn
 from engine.chat.hermes import HermesFinder
 from engine.chat.tokenizers import ByteTokenizer
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.errors import ConstraintError
 from engine.light.engine import LightEngine
 from engine.model.config import ModelConfig

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from engine.bench.kv_recall import Fact, library, model_config, recall_weights, small_attention
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.errors import CapacityError, NotSupportedError
 from engine.kvcache.config import ColdRouterConfig, HotZoneConfig, TierConfig
 from engine.light.engine import LightEngine

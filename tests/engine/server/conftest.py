@@ -22,8 +22,8 @@ import uvicorn
 from engine.chat.chatml import ChatMLRenderer
 from engine.chat.kimi import K25Renderer
 from engine.chat.tokenizers import ByteTokenizer
-from engine.config import EngineConfig
 from engine.chat.vocabulary import Vocabulary
+from engine.config import EngineConfig
 from engine.light.engine import LightEngine
 from engine.model.config import ModelConfig
 from engine.server.app import create_app
