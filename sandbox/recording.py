@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandbox.check.episodes import Played, open_stage, play
@@ -39,11 +40,19 @@ class Added:
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """``replayed``: the same episode from the cassettes alone, None where the manifest's own modes
-    do not replay."""
+    do not replay. ``failed``: where a recording that is not good was put instead of the
+    cassettes."""
 
     played: Played
     added: tuple[Added, ...]
     replayed: Played | None = None
+    failed: tuple[Path, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether the recording can stand for the API."""
+        replays = self.replayed is None or (self.different is None and self.replayed.passed)
+        return self.played.passed and replays
 
     @property
     def different(self) -> int | None:
@@ -64,8 +73,10 @@ class Recording:
     def __init__(self, spec: TaskSpec, pool: SandboxPool, sizes: dict[Path, int]) -> None:
         """``sizes``: bytes of the task's files before anything was recorded."""
         self.spec = spec
+        self.failed: tuple[Path, ...] = ()
         self._pool = pool
         self._sizes = sizes
+        self._kept = False
 
     async def session(self) -> Session:
         """An episode whose upstream calls are recorded."""
@@ -76,6 +87,19 @@ class Recording:
         cassettes = _cassettes(self.spec)
         return tuple(_added(path, self._sizes.get(path.resolve(), 0)) for path in cassettes)
 
+    def keep(self) -> None:
+        """What was recorded is good and stays on the cassettes."""
+        self._kept = True
+
+    def settle(self) -> None:
+        """Unless it is kept, take what was recorded off the cassettes again, into files beside
+        them: half an episode would replace the equal records of a good one."""
+        if not self._kept and not self.failed:
+            found = (
+                _taken_off(path, self._sizes.get(path.resolve())) for path in _cassettes(self.spec)
+            )
+            self.failed = tuple(path for path in found if path is not None)
+
 
 @asynccontextmanager
 async def open_recording(
@@ -84,6 +108,7 @@ async def open_recording(
     """Mode record for every upstream that has a cassette; what is recorded is appended to the
     cassettes, and what is equal replaces what was there. The manifest stays as it is.
 
+    What the caller does not ``keep`` is moved to NAME.failed.jsonl at the end, also after an error.
     TaskError without ``config.allow_live`` or without anything to record.
     """
     if not config.allow_live:
@@ -102,11 +127,14 @@ async def open_recording(
         )
     pool = SandboxPool(loaded.bundle, size=1, leases=leases, config=config_for(loaded.spec, config))
     recording = Recording(loaded.spec, pool, sizes)
-    await pool.start()
     try:
+        await pool.start()
         yield recording
     finally:
-        await pool.close()
+        try:
+            await pool.close()
+        finally:
+            recording.settle()
 
 
 async def record_task(folder: Path, config: SandboxConfig, leases: Leases) -> Recorded:
@@ -117,8 +145,11 @@ async def record_task(folder: Path, config: SandboxConfig, leases: Leases) -> Re
     async with open_recording(folder, config, leases) as recording:
         oracle = oracle_of(folder, recording.spec)
         played = await play(await recording.session(), oracle)
-        added = recording.added()
-    return Recorded(played, added, await _replayed(folder, config, leases, oracle))
+        replayed = await _replayed(folder, config, leases, oracle)
+        recorded = Recorded(played, recording.added(), replayed)
+        if recorded.good:
+            recording.keep()
+    return replace(recorded, failed=recording.failed)
 
 
 async def _replayed(
@@ -136,6 +167,23 @@ def _cassettes(spec: TaskSpec) -> list[Path]:
     assert spec.proxy is not None, "checked by open_recording"
     found = [upstream.cassette for upstream in spec.proxy.world.upstreams.values()]
     return sorted({path for path in found if path is not None})
+
+
+def _taken_off(path: Path, size: int | None) -> Path | None:
+    """Move what ``path`` holds beyond ``size`` bytes (None: no file then) to NAME.failed.jsonl;
+    None when it did not grow."""
+    if not path.exists() or path.stat().st_size <= (size or 0):
+        return None
+    beside = path.with_name(f"{path.stem}.failed.jsonl")
+    with path.open("rb") as file:
+        file.seek(size or 0)
+        beside.write_bytes(file.read())
+    beside.chmod(path.stat().st_mode & 0o777)
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, size)
+    return beside
 
 
 def _added(path: Path, size: int) -> Added:

@@ -12,6 +12,7 @@ import typer
 from parl.cli.live import AllowLive, ProxyFile, UnsafeLocal, live
 
 if TYPE_CHECKING:
+    from sandbox.check.episodes import Played
     from sandbox.config import SandboxConfig
     from sandbox.recording import Added, Recorded
     from sandbox.session import Verdict
@@ -40,13 +41,14 @@ def record(
         raise TaskError(f"{folder}: no task.toml; `parl task new` makes a task folder")
     config = live(SandboxConfig(unsafe_local=unsafe_local), allow_live, proxy_file, folder)
     if agent == "shell":
-        verdict, added = asyncio.run(_by_hand(folder, config))
-        _say_added(folder, added)
+        verdict, added, failed = asyncio.run(_by_hand(folder, config))
+        _say_added(folder, added, failed)
         good = verdict.passed
     else:
         recorded = asyncio.run(_by_oracle(folder, config))
-        _say_added(folder, recorded.added)
-        good = _say_replay(recorded)
+        _say_added(folder, recorded.added, recorded.failed)
+        _say_replay(recorded)
+        good = recorded.good
     if not good:
         raise typer.Exit(1)
     typer.echo(f"check it with: parl task check {folder}")
@@ -64,7 +66,9 @@ async def _by_oracle(folder: Path, config: SandboxConfig) -> Recorded:
     return recorded
 
 
-async def _by_hand(folder: Path, config: SandboxConfig) -> tuple[Verdict, tuple[Added, ...]]:
+async def _by_hand(
+    folder: Path, config: SandboxConfig
+) -> tuple[Verdict, tuple[Added, ...], tuple[Path, ...]]:
     from parl.cli.task_run import play_by_hand, print_verdict
     from sandbox.fakes import MemoryLeases
     from sandbox.recording import open_recording
@@ -81,11 +85,18 @@ async def _by_hand(folder: Path, config: SandboxConfig) -> tuple[Verdict, tuple[
         finally:
             await session.close()
         print_verdict(verdict)
-        return verdict, recording.added()
+        added = recording.added()
+        if verdict.passed:
+            recording.keep()
+    return verdict, added, recording.failed
 
 
-def _say_added(folder: Path, added: tuple[Added, ...]) -> None:
-    for each in added:
+def _say_added(folder: Path, added: tuple[Added, ...], failed: tuple[Path, ...]) -> None:
+    """What is on the cassettes now; of a recording that is not kept, where it went."""
+    for path in failed:
+        name = path.resolve().relative_to(folder.resolve())
+        typer.echo(f"not kept: the cassette is as it was before; this recording is in {name}")
+    for each in () if failed else added:
         name = each.path.resolve().relative_to(folder.resolve())
         calls = ", ".join(f"{tool} {count}" for tool, count in sorted(each.calls.items()))
         told = f" ({calls})" if calls else ""
@@ -97,18 +108,26 @@ def _say_added(folder: Path, added: tuple[Added, ...]) -> None:
         typer.echo(f"secrets scrubbed in {name}: {each.scrubbed.total()}{told}")
 
 
-def _say_replay(recorded: Recorded) -> bool:
-    """Whether the recording can stand for the API."""
+def _say_replay(recorded: Recorded) -> None:
+    """Why the recording can stand for the API, or not."""
+    failure = _first_failure(recorded.played)
     if not recorded.played.passed:
-        typer.echo("the episode fails: mend it and record again; later records replace equal ones")
-        return False
-    if recorded.replayed is None:
+        typer.echo(f"the episode fails: mend it and record again{failure}")
+    elif recorded.replayed is None:
         typer.echo("not replayed: a tool of the manifest has a mode that reaches its API")
-        return True
-    number = recorded.different
-    if number is not None or not recorded.replayed.passed:
+    elif not recorded.good:
+        number = recorded.different
         at = "" if number is None else f" from call {number + 1} on"
-        typer.echo(f"replay differs{at}: declare the effects of the tools, then record again")
-        return False
-    typer.echo(f"calls replayed offline: {len(recorded.replayed.observations)}, all equal")
-    return True
+        advice = failure or "; declare the effects of the tools, then record again"
+        typer.echo(f"replay differs{at}{advice}")
+    else:
+        typer.echo(f"calls replayed offline: {len(recorded.replayed.observations)}, all equal")
+
+
+def _first_failure(played: Played) -> str:
+    """The first call that failed at its API or before it, or nothing."""
+    for number, seen in enumerate(played.observations, start=1):
+        if seen.error is not None:
+            words = " ".join(seen.text.split())[:200]
+            return f"; call {number} ({seen.tool or 'no tool'}) failed: {seen.error}: {words}"
+    return ""

@@ -124,12 +124,32 @@ def test_a_person_may_record(
 def test_a_recording_that_fails_says_so(
     tmp_path: Path, api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The solution's answer is wrong: exit 1."""
+    """The solution's answer is wrong: exit 1, and the cassette is what it was: none, or the last
+    good one. A call that its API refused is named, and effects are not blamed."""
     folder = api_task(tmp_path / "task", api)
-    (folder / "tests" / "data.json").write_text('{"answer": "41"}')
+    data, cassette = folder / "tests" / "data.json", folder / "cassettes" / "api.jsonl"
+    beside = cassette.with_name("api.failed.jsonl")
+    right = data.read_text()
+    data.write_text('{"answer": "41"}')
     words = ["task", "record", str(folder), "--allow-live", "--proxy"]
-    assert cli.run([*words, str(operator(tmp_path, api))]) == 1
-    assert "the episode fails: mend it and record again" in capsys.readouterr().out
+    words.append(str(operator(tmp_path, api)))
+    assert cli.run(words) == 1
+    out = capsys.readouterr().out
+    assert "the episode fails: mend it and record again\n" in out
+    assert "this recording is in cassettes/api.failed.jsonl" in out
+    assert not cassette.exists() and beside.read_text().count("\n") == 2
+    data.write_text(right)
+    assert cli.run(words) == 0
+    good = cassette.read_bytes()
+    calls = folder / "solution" / "calls.jsonl"
+    calls.write_text('{"name": "weather", "arguments": {"city": "nowhere"}}\n' + calls.read_text())
+    assert "not kept" not in capsys.readouterr().out
+    api.stop()
+    assert cli.run(words) == 1
+    out = capsys.readouterr().out
+    assert "replay differs" in out and "call 1 (weather) failed: infra_error: " in out
+    assert "declare the effects" not in out and "unreachable" in out
+    assert cassette.read_bytes() == good
 
 
 @pytest.mark.slow
