@@ -108,9 +108,10 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 def compare(group: dist.ProcessGroup, rank: int, count: int, num_samples: int) -> dict[str, object]:
     """One rank's figures against the same samples on one rank."""
+    # no head reaches tau = 100: a clip would be most of the step and hide the rest
     exact = LearnerConfig.model_validate(
         {
-            "optim": {"ns_dtype": "float32", "profile": "seed", "qk_clip": 0.5},
+            "optim": {"ns_dtype": "float32", "profile": "seed"},
             "router_bias_rate": 0.01,
         }
     )
@@ -118,7 +119,7 @@ def compare(group: dist.ProcessGroup, rank: int, count: int, num_samples: int) -
     together = train(exact, num_samples, gloo, share=True)
     alone = train(exact, num_samples, None, share=False)
     calls = dict(gloo.calls)
-    default = LearnerConfig()
+    default = LearnerConfig.model_validate({"optim": {"qk_clip": 0.5}})
     apart = train(default, num_samples, Gloo(group, rank, count), share=False)
     shared = train(default, num_samples, Gloo(group, rank, count), share=True)
     return {
