@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sandbox.check.findings import Step
 from sandbox.check.lint_agent_code import lint_agent_code
+from sandbox.check.lint_clock import lint_clock
 from sandbox.check.lint_code import lint_shell, lint_tools, lint_verifier
 from sandbox.check.lint_image import lint_context, lint_image
 from sandbox.check.lint_luck import lint_luck
@@ -34,6 +35,7 @@ def lint_folder(folder: Path) -> Step:
     lint_shell(folder, step)
     lint_agent_code(folder, step)
     lint_luck(folder, step)
+    lint_clock(folder, step)
     lint_links(folder, step)
     step.note = f"{len(files)} files"
     return step

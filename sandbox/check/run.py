@@ -49,7 +49,7 @@ from sandbox.shelf import Leases
 from sandbox.shell.world import BUNDLE_NAME
 from sandbox.task import ToolBundle
 
-CHECK_VERSION = "5"
+CHECK_VERSION = "6"
 """Goes into certificates; raise it when a step or rule is added."""
 NUM_RANDOM = 5
 
