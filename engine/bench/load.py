@@ -170,15 +170,15 @@ def hybrid(summary_weight: float) -> ModelConfig:
     return ModelConfig.model_validate(TINY.model_dump() | {"attention": attention})
 
 
-async def summaries(num_tokens: int = 64, length: int = 1024, rounds: int = 5) -> dict[str, Any]:
-    """Decoding 8 contexts of ``length`` tokens with the branch and without it, in turns."""
+async def summaries(num_tokens: int = 24, length: int = 512, rounds: int = 3) -> dict[str, Any]:
+    """Decoding 4 contexts of ``length`` tokens with the branch and without it, in turns."""
     engine = ENGINE.model_copy(update={"max_context": 2048})
     times: dict[bool, list[float]] = {False: [], True: []}
     async with routed_engine(RouterConfig(), engine, hybrid(0.7)) as (_, light):
         rng = np.random.default_rng(0)
         contexts = [
             await light.init_context(rng.integers(0, 320, length).tolist(), ContextPolicy())
-            for _ in range(8)
+            for _ in range(4)
         ]
         await asyncio.gather(*(light.forward_step(StepRequest(c, 1, GREEDY)) for c in contexts))
         for _ in range(rounds):

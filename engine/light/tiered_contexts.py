@@ -161,7 +161,8 @@ class TieredTable(ContextTable):
         """What is in full precision stays: attention wants no gap there."""
         ctx, before = context.id, len(self._kv.events(context.id))
         coded = BLOCK * warm_end(_held(context), self._kv.config_of(ctx))
-        end = min(selector.end, coded)
+        # the sink counts as coded, even before it is computed
+        end = min(selector.end, coded, _held(context))
         result = self._kv.evict(ctx, min(selector.start, end), end, to="cold")
         self._turns.moved(context, before)
         return result

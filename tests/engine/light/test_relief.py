@@ -18,7 +18,13 @@ from engine.light.relief import AlarmWatch
 from engine.light.routed import RoutedRuntime
 from engine.light.waiting_room import RouterConfig
 from engine.model.config import ModelConfig
-from engine.runtime.types import ContextId, ContextPolicy, Sampling, StepRequest
+from engine.runtime.types import (
+    ContextId,
+    ContextPolicy,
+    EvictSelector,
+    Sampling,
+    StepRequest,
+)
 from tests.engine.tiny import ENGINE, HYBRID, MODEL, make_weights
 
 GREEDY = Sampling(temperature=0.0)
@@ -144,3 +150,15 @@ def test_a_warm_up_gives_everything_back() -> None:
         assert await engine.warm_up() < 24
 
     watched(check, FREE, WIDE)
+
+
+def test_nothing_goes_cold_of_a_context_that_was_not_computed() -> None:
+    """An answer, no error: the soak found one."""
+
+    async def check(router: RoutedRuntime, engine: LightEngine, watch: AlarmWatch) -> None:
+        ctx = await router.init_context(list(range(40)), ContextPolicy())
+        assert (await router.evict_kv(ctx, EvictSelector(2, 40, "cold"))).evicted == ()
+        result = await router.forward_step(StepRequest(ctx, 2, GREEDY))
+        assert len(result.token_ids) == 2
+
+    watched(check, FREE, HYBRID)
