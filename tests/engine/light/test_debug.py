@@ -42,7 +42,14 @@ def both(model: ModelConfig, config: EngineConfig = ENGINE) -> tuple[StepResult,
     return watched, plain
 
 
-@pytest.mark.parametrize("model", [MODEL, HYBRID, SUMMARIES], ids=["full", "hybrid", "summaries"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(MODEL, id="full"),
+        pytest.param(HYBRID, id="hybrid"),
+        pytest.param(SUMMARIES, id="summaries", marks=pytest.mark.slow),
+    ],
+)
 def test_a_watched_step_samples_the_same(model: ModelConfig) -> None:
     """To the bit; only it has a report, with every part that the model has."""
     watched, plain = both(model)

@@ -64,6 +64,7 @@ def test_every_metric_of_the_monitoring_files_is_exported(small: LocalServer) ->
     assert small.metric("k25_queue_room") > 0 and small.metric("k25_alarm_level") == 0
 
 
+@pytest.mark.slow
 def test_a_full_cache_raises_red_and_requests_get_429_until_it_is_over(
     small: LocalServer,
 ) -> None:
