@@ -43,8 +43,8 @@ class EngineConfig(ConfigModel):
     """Token rows (decode and prefill together) a forward step computes at most."""
     split_batches: int = Field(default=0, ge=0)
     """Contexts computed at once when more than twice as many are ready: the seed splits batches of
-    more than 8 into pieces of 4, which is 4 here. 0 = never, the default because pieces cost more than
-    half: 458 against 1,140 tokens a CPU second (engine.bench.load, part settings)."""
+    more than 8 into pieces of 4, which is 4 here. 0 = never, because pieces cost more than half:
+    458 against 1,140 tokens a CPU second (engine.bench.load, part settings)."""
     deterministic: bool = True
     """Row bits independent of batch, slot and chunking: every matrix product runs in tiles of 32
     rows, checked on this machine at start. False lets the library pick kernels by batch size."""
