@@ -51,13 +51,16 @@ def parl_probe(code: str) -> str:
         return output.read().decode("utf-8", "replace")
 
 
+_PARL_NO_STATE = "end_state: "
+
+
 def _parl_state() -> str:
     """The end state as text; a world that cannot tell it has that for a state."""
     try:
         state = globals()["end_state"]() if "end_state" in globals() else {}
         return _parl_json.dumps(state, sort_keys=True, default=str)
     except Exception as error:
-        return f"end_state: {type(error).__name__}"
+        return f"{_PARL_NO_STATE}{type(error).__name__}: {error}"
 
 
 def _parl_outcome(name: str, arguments: dict) -> list:
@@ -92,7 +95,8 @@ def parl_sweep(calls: str, repeat: int, budget_s: float) -> str:
                 break
         after = _parl_state()
         seen.append({"tool": name, "arguments": arguments, "outcomes": outcomes, "runs": runs,
-                     "changed": after != before})
+                     "changed": after != before,
+                     "lost": after[:200] if after.startswith(_PARL_NO_STATE) else None})
         before = after
     return _parl_json.dumps(seen)
 

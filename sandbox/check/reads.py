@@ -70,7 +70,7 @@ async def run_reads(
         played = [arguments for name, arguments in solution if name == tool.name]
         jobs += [(tool.name, each) for each in argument_sets(case.spec, tool, played, texts)]
     seen = await _sweep(stage, spec, "reads", jobs, 1, step)
-    _changes(seen, step)
+    _changes(_no_state(seen, "reads", step), step)
     _crashes(seen, step)
     _ignored(seen, solution, step)
     stable = {tool.name for tool in reads if tool.idempotent}
@@ -99,10 +99,11 @@ async def run_writes(
         for each in _few_of_each(argument_sets(case.spec, tool, played, texts)):
             jobs += [(tool.name, each)] * times
     seen = await _sweep(stage, spec, "writes", jobs, 1, step)
-    _not_idempotent(seen, {tool.name for tool in tools if tool.idempotent}, step)
+    stated = _no_state(seen, "writes", step)
+    _not_idempotent(stated, {tool.name for tool in tools if tool.idempotent}, step)
     used = {name for name, _ in solution}
     _crashes([call for call in seen if call["tool"] not in used], step)
-    for call in seen:
+    for call in stated:
         kind, text = call["outcomes"][0]
         if call["changed"] and kind != "value":
             step.add(
@@ -233,6 +234,22 @@ async def _sweep(
         )
         return []
     return json.loads(answer.text)
+
+
+def _no_state(seen: list[dict[str, Any]], name: str, step: Step) -> list[dict[str, Any]]:
+    """The calls up to the first after which the world could not tell its end state: a finding, and
+    nothing is known of what follows."""
+    for number, call in enumerate(seen):
+        if call["lost"] is not None:
+            step.add(
+                "not-checked",
+                f"effects: {name}",
+                f"after {_shown(call)} end_state() failed ({call['lost'].partition(': ')[2]}), so "
+                "nothing is known of what that call and those after it change"
+                + (_LEFT_OPEN if _OPEN_FILES.search(call["lost"]) else ""),
+            )
+            return seen[:number]
+    return seen
 
 
 def _changes(seen: list[dict[str, Any]], step: Step) -> None:
