@@ -20,6 +20,8 @@ from sandbox.check.arguments import try_arguments
 from sandbox.check.episodes import Played, Stage
 from sandbox.check.findings import Step
 from sandbox.check.hidden import try_hidden
+from sandbox.check.hostile import try_hostile
+from sandbox.check.order import try_orders
 from sandbox.check.partial import answer_variants, left_out, one_more, try_variants
 from sandbox.check.perturb import try_answers, try_artifacts
 from sandbox.check.probe import STATE_KEY, probe_script
@@ -117,6 +119,9 @@ async def run_tamper(
         ran += await try_plain_writing(stage, spec, oracle, written, step)
         ran += await try_arguments(stage, spec, oracle, written, step)
         ran += await try_hidden(stage, spec, oracle, written, step)
+    if bundle.name != BUNDLE_NAME:
+        ran += await try_orders(stage, spec, oracle, step)
+        ran += await try_hostile(stage, spec, oracle, step)
     if written.problem is None and bundle.name == BUNDLE_NAME:
         ran += await try_agent_code(stage, spec, oracle, written, step)
     variants = left_out(spec, bundle, oracle) + one_more(spec, bundle, oracle, written.texts)
