@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sandbox.check.answer_text import answer_in_text
+from sandbox.check.box_walk import MAX_BOX_CHARS, MAX_FILE_BYTES, walk_code, walked
 from sandbox.check.episodes import Stage
 from sandbox.check.findings import Step
 from sandbox.check.lint_image import copy_of
@@ -32,73 +34,6 @@ _ANSWER_FILE = re.compile(
 )
 _EXPECTED = re.compile(r"(?i)\b(expected|answers?|solution|right result|correct|ground.?truth)\b")
 MIN_ARTIFACT_CHARS = 8
-MAX_FILE_BYTES = 1 << 20
-_WALK = """
-import base64, binascii, gzip, io, json, os, re, zipfile, zlib
-here = os.getcwd()
-
-
-def unpacked(content):
-    try:
-        if content[:2] == b"\\x1f\\x8b":
-            return [(" (gzip)", gzip.GzipFile(fileobj=io.BytesIO(content)).read(20000))]
-        if content[:2] == b"PK":
-            archive = zipfile.ZipFile(io.BytesIO(content))
-            return [(" (zip): " + name, archive.open(name).read(20000))
-                    for name in archive.namelist()[:50] if not name.endswith("/")]
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError,
-            NotImplementedError, ValueError):  # damaged or locked: no agent opens it either
-        return []
-    parts = []
-    joined = re.sub(rb"(?<=[A-Za-z0-9+/])\\r?\\n(?=[A-Za-z0-9+/=])", b"", content[:20000])
-    for coded in re.findall(rb"[A-Za-z0-9+/]{12,}={0,2}", joined)[:50]:
-        try:
-            plain = base64.b64decode(coded, validate=True)
-            plain.decode()
-        except (binascii.Error, UnicodeDecodeError):  # no base64 text; it is read as it stands
-            continue
-        parts.append((" (base64 %d)" % len(parts), plain))
-    return parts
-
-
-system = {"proc", "sys", "dev", "usr", "bin", "lib", "lib64", "lib32", "sbin", "etc", "tmp", "run",
-          ".parl", ".parl-seed"}
-roots = [here] + ["/" + name for name in os.listdir("/") if name not in system]
-found, seen, total, cut = {}, set(), 0, []
-for root in roots:
-    if not os.path.isdir(root):
-        continue
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        real = os.path.realpath(folder)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        if "/site-packages" in folder or "/lib/python" in folder:
-            folders.clear()
-            continue
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            shown = os.path.relpath(path, here) if path.startswith(here) else path
-            if len(found) > 400 or not os.path.isfile(path):
-                cut += [shown] if os.path.isfile(path) else []
-                continue
-            try:
-                with open(path, "rb") as file:
-                    content = file.read(200001)
-            except OSError:  # the agent has the same user and cannot read it either
-                continue
-            for inner, part in [("", content[:200000]), *unpacked(content[:200000])]:
-                text = part[:20000].decode("utf-8", "replace")
-                if total + len(text) < 700000:
-                    found[shown + inner] = text
-                    total += len(text)
-                if len(part) > 20000 or shown + inner not in found:
-                    cut.append(shown + inner)
-print(json.dumps({"files": found, "environ": dict(os.environ), "cut": cut[:5],
-                  "num_cut": len(cut)}))
-"""
 
 
 async def run_leaks(
@@ -106,10 +41,10 @@ async def run_leaks(
 ) -> Step:
     """``spec`` and ``stage`` are those of the probe bundle; ``written``: what the oracle left."""
     step = Step("leaks")
-    played = await stage.play(spec, probe_script("leak-probe", _WALK))
+    played = await stage.play(spec, probe_script("leak-probe", walk_code()))
     text = played.observations[0].text if played.observations else ""
     try:
-        seen = json.loads(text)
+        seen = walked(text)
     except ValueError:
         words = (text or played.start_text)[:200]
         step.add("not-checked", "leaks", f"the box could not be searched: {words}")
@@ -118,8 +53,9 @@ async def run_leaks(
         step.add(
             "not-checked",
             "leaks",
-            f"{seen['num_cut']} files are larger or more than is searched (20,000 characters each, "
-            f"700,000 in all): {', '.join(seen['cut'])}",
+            f"{seen['num_cut']} files are larger or more than is searched ({MAX_FILE_BYTES:,} "
+            f"bytes each, {MAX_BOX_CHARS:,} in all, less what does not shrink): "
+            f"{', '.join(seen['cut'])}",
             "warning",
         )
     _files(seen["files"], case, subject, step)
@@ -131,7 +67,8 @@ async def run_leaks(
     _together(case, written, step)
     told_targets(case, written, step)
     _instruction(case, step)
-    _told(case, subject, step)
+    answer_in_text(case, written, step)
+    _told(case, subject, seen["files"], step)
     step.note = f"{len(seen['files'])} files readable in the box"
     step.data["files"] = sorted(seen["files"])[:100]
     return step
@@ -321,11 +258,12 @@ def _instruction(case: Case, step: Step) -> None:
             )
 
 
-def _told(case: Case, subject: Subject, step: Step) -> None:
+def _told(case: Case, subject: Subject, files: dict[str, str], step: Step) -> None:
     """ "the answer is X" in anything the agent may read, and variables named like an answer."""
     answer = case.oracle.final_text.strip()
     texts = {"environment/data.json": json.dumps(case.spec.environment.data, ensure_ascii=False)}
     texts["instruction.md"] = case.spec.instruction
+    texts |= {f"box: {name}": text for name, text in files.items() if name.endswith(" (sqlite)")}
     if subject.folder is not None:
         for part in ("environment", "tools", "cassettes"):
             for path in sorted((subject.folder / part).rglob("*")):

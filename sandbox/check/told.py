@@ -37,7 +37,7 @@ except OSError as error:
 async def needed(stage: Stage, spec: TaskSpec, oracle: Script, name: str) -> bool:
     """Whether the solution fails without the file ``name`` (one inside an archive: without the
     archive). True as well for a file that nobody can remove."""
-    file = re.sub(r" \((zip|gzip|base64).*", "", name)
+    file = re.sub(r" \((zip|gzip|base64|sqlite).*", "", name)
     probe = probe_script("remove", _REMOVE.format(name=file))
     script = replace(oracle, name="oracle-without-file", rounds=(*probe.rounds, *oracle.rounds))
     played = await stage.play(spec, script)
