@@ -171,7 +171,9 @@ def test_committed_rows_survive_kill(ledger: Ledger) -> None:
     assert writer.stdout is not None
     seen = [int(writer.stdout.readline()) for _ in range(50)]
     writer.kill()
-    rest, _ = writer.communicate()
+    # not communicate(): it reads the pipe itself and would miss lines that readline() took ahead
+    rest = writer.stdout.read()
+    writer.wait()
     seen += [int(line) for line in rest.splitlines() if line.strip().isdigit()]
     stored = count_events(ledger)
     assert stored in (len(seen), len(seen) + 1)
