@@ -123,6 +123,16 @@ class MriSection(ConfigModel):
     """Folder below which version folders are read by path; empty = uploads only."""
 
 
+class ServingEngineConfig(EngineConfig):
+    """The engine's keys with a server's defaults: a class, so that naming one key leaves the others
+    as they are here."""
+
+    max_context: int = Field(default=4096, ge=1)
+    num_blocks: int = Field(default=2048, ge=1)
+    max_contexts: int = Field(default=256, ge=1)
+    deterministic: bool = False
+
+
 class ServeConfig(ConfigModel):
     """One server."""
 
@@ -135,9 +145,7 @@ class ServeConfig(ConfigModel):
     users: dict[str, UserSection] = Field(default_factory=dict[str, UserSection])
     """By the name of their API key."""
     mri: MriSection = MriSection()
-    engine: EngineConfig = EngineConfig(
-        max_context=4096, num_blocks=2048, max_contexts=256, deterministic=False
-    )
+    engine: ServingEngineConfig = ServingEngineConfig()
     router: RouterConfig = RouterConfig()
     """How many answers are sampled at once, how many may wait, and what each rate class may use."""
     alarms: AlarmConfig = AlarmConfig()

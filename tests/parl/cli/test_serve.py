@@ -103,3 +103,13 @@ def test_what_a_lightengine_yaml_must_not_say(text, reason, tmp_path, capsys):
     assert cli.run(["serve", "-c", str(file), "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert reason in err and len(err.splitlines()) == 1
+
+
+def test_naming_one_key_leaves_the_others(capsys):
+    """A server's engine has defaults of its own; one key does not bring back a run's."""
+    assert cli.run(["serve", *TINY, "--dry-run"]) == 0
+    plain = tomllib.loads(capsys.readouterr().out)["engine"]
+    assert cli.run(["serve", *TINY, "--set", "engine.max_rows=256", "--dry-run"]) == 0
+    changed = tomllib.loads(capsys.readouterr().out)["engine"]
+    assert changed == {**plain, "max_rows": 256}
+    assert (plain["max_context"], plain["deterministic"]) == (4096, False)
