@@ -60,7 +60,8 @@ class EngineConfig(ConfigModel):
     The last two need ``deterministic = false``."""
     weights: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
     """How the native step stores matrices. int8, int4: whole numbers times a scale for each
-    ``weight_group`` inputs of an output; norms and sums stay float32."""
+    ``weight_group`` inputs of an output; norms and sums stay float32. int8 costs SmolLM2 .0012 nats
+    a token, int4 .40: for trials of speed only."""
     weight_group: Literal[32, 64] = 32
     kv_dtype: Literal["float32", "bfloat16"] = "float32"
     """How the native step stores keys and values."""

@@ -30,8 +30,9 @@ best ones need about n times the logarithm of n comparisons. In 1969 two people 
 for the first time, while a third one waited for them in orbit. The committee meets on the first
 Tuesday of every month. Please send the minutes to all members within three days, and keep a copy of
 every receipt for at least seven years."""
-KL_NATS = {"bfloat16": 0.002, "int8": 0.002, "int4": 0.2}
-"""Most that is allowed, in nats a token on average."""
+KL_NATS = {"bfloat16": 0.001, "int8": 0.004, "int4": 0.5}
+"""Most that is allowed, in nats a token on average. Measured .0002, .0012 and .40: four bits,
+rounded to nearest with the head included, cost a model of this size a lot (docs/log.md)."""
 
 
 def model_logits(
