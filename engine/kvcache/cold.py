@@ -9,17 +9,22 @@ which is ``changed``; a finished job waits in a list until ``apply`` at a step b
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 
 from engine.errors import BlockCorrupt, CapacityError
 from engine.kvcache.device import DeviceTiers
 from engine.kvcache.record_store import RecordStore
 from engine.kvcache.table import ContextBlocks
 from engine.kvcache.tiers import State, Tier
+
+RETRY_S = 5.0
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -48,11 +53,17 @@ class ColdTier:
         self._loading: dict[int, _Move] = {}
         self._done: list[Callable[[], bool]] = []
         self._num_ids = 0
-        self.is_full = False
-        """The last spill found no room; until a record is freed no other is tried."""
+        self.why_full = ""
+        """What the last spill failed of; no other is tried until a record is freed or RETRY_S have
+        passed: a disk that was full for a moment must not end the tier."""
+        self._failed_at = 0.0
         self.errors: dict[str, list[BlockCorrupt]] = {}
         """Blocks that were lost, by context; the owner takes them out."""
         device.on_warm_gone = self._forget_backing
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.why_full) and time.monotonic() - self._failed_at < RETRY_S
 
     @property
     def is_writing(self) -> bool:
@@ -92,7 +103,13 @@ class ColdTier:
             self._refs[move.serial] = 1
             self._backing[move.slot] = move.serial
             self._slot_of[move.serial] = move.slot
-        self.is_full = self.is_full or move.error is not None
+        if move.error is None:
+            self.why_full = ""
+        else:
+            self._failed_at = time.monotonic()
+            if not self.why_full:
+                log.warning("kv_cold_tier_full", error=str(move.error), retry_s=RETRY_S)
+            self.why_full = str(move.error)
         self._settle(move, State.SPILLING, self._spilled_one)
         if move.waiters:
             return False
@@ -187,7 +204,7 @@ class ColdTier:
         if not self._refs[serial]:
             del self._refs[serial]
             self.store.free(serial)
-            self.is_full = False
+            self.why_full = ""
 
     def close(self) -> None:
         """Waits for the job that runs; the owner's lock must not be held."""

@@ -107,6 +107,11 @@ class TieredKV:
         return self._cold.store.disk_bytes
 
     @property
+    def cold_problem(self) -> str:
+        """Why nothing goes cold at the moment; empty while it does."""
+        return self._cold.why_full
+
+    @property
     def store(self) -> RecordStore:
         return self._cold.store
 
@@ -484,7 +489,8 @@ class TieredKV:
 
     def _no_room(self, full: int, warm: int) -> CapacityError:
         what = f"{full} full-precision" if full > 0 else f"{warm} warm"
-        host = "; host_bytes are full too" if self._cold.is_full else ""
+        why = self._cold.why_full
+        host = f"; nothing goes cold either: {why}" if why else ""
         return CapacityError(
             f"{what} KV blocks more are wanted than are free ({self.device.full.slots.num_blocks} "
             f"full, {self.device.warm.slots.num_blocks} warm in all){host}; release contexts or "

@@ -31,6 +31,7 @@ from tests.engine.kvcache.tiers_oracle import (
     rows,
     step,
 )
+from tests.parl.rollout.infra import fill_up, small_disk
 
 CONFIG = TierConfig(hot=32, warm=64, debug_nan=True)
 
@@ -394,3 +395,26 @@ def test_the_account_is_what_is_allocated(profile: Profile):
     assert kv.device.warm.slot_nbytes == layout.warm_block_bytes
     assert kv.allocated_bytes == 6 * layout.full_block_bytes + 8 * layout.warm_block_bytes
     kv.close()
+
+
+def test_a_disk_that_was_full_for_a_moment_does_not_end_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks stay warm while nothing can be written, with a line that names the disk; once there
+    is room they go."""
+    with small_disk(tmp_path / "disk", "2M") as disk:
+        filler = fill_up(disk)
+        config = TierConfig.model_validate(
+            {"hot": 32, "warm": 64, "cold": "disk", "directory": disk, "host_bytes": 0}
+        )
+        kv = make_cache(config)
+        filled(kv, 200)
+        kv.settle()
+        assert State.COLD_DISK not in kv.states("a")
+        assert "No space left" in kv.cold_problem
+        filler.unlink()
+        monkeypatch.setattr("engine.kvcache.cold.RETRY_S", 0.0)
+        kv.evict("a", BLOCK, 3 * BLOCK, to="cold")
+        kv.settle()
+        assert kv.states("a")[1:3] == [State.COLD_DISK] * 2 and kv.cold_problem == ""
+        kv.close()
