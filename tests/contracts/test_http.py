@@ -30,6 +30,7 @@ def scripted() -> Iterator[ServerProcess]:
     server.close()
 
 
+@pytest.mark.slow
 class TestHttpRuntime(SwapContract, ThreadsContract, KVContract, StepsContract):
     """The same contract as an engine in this process; weights of version 1 for each test."""
 

@@ -18,7 +18,7 @@ from engine.runtime.protocol import Rewarming
 from engine.runtime.types import ContextPolicy, EvictSelector, Sampling, StepRequest, WeightSet
 from infra.cluster.connect import ClusterHandle
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 TEXT = library(400, [100, 200])
 MODEL = model_config(len(TEXT.names), 512, **small_attention())
 
